@@ -1,0 +1,25 @@
+"""Errors that a user can act on."""
+
+
+class ShardwrightError(Exception):
+    """Something the user gave cannot be planned.
+
+    Every message says three things: what was wrong, where, and what to do about it.
+    """
+
+    def __init__(self, what: str, *, where: str = "", do: str = "") -> None:
+        self.what = what
+        self.where = where
+        self.do = do
+        parts = [f"{where}: {what}" if where else what]
+        if do:
+            parts.append(do)
+        super().__init__(". ".join(part.rstrip(".") for part in parts) + ".")
+
+
+class InputError(ShardwrightError):
+    """An input is malformed: an unknown slice, a function that does not trace, a foreign file."""
+
+
+class DoesNotFitError(ShardwrightError):
+    """No sharding keeps the program within the memory of the slice."""
