@@ -1,0 +1,249 @@
+"""A dense decoder-only language model, written as plain functions of a parameter tree.
+
+Attention weights are [d_model, heads, head_dim], so that heads are a dimension of their own and
+can be partitioned. The causal mask and the rotary tables are computed from iota in the step: no
+constant grows with the sequence.
+"""
+
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from shardwright.models.options import DecoderOptions
+from shardwright.models.training import Batch, PyTree, cross_entropy
+
+_INIT_STDDEV = 0.02
+
+
+def init_params(options: DecoderOptions, key: jax.Array) -> PyTree:
+    """Parameters: normal with deviation 0.02, projections into the residual stream smaller.
+
+    Source: Radford et al., Language Models are Unsupervised Multitask Learners (2019), section 2.3
+      (residual projections scaled by the square root of the number of residual layers).
+    """
+    embedding_key, positions_key, head_key, layers_key = jax.random.split(key, 4)
+    layer_keys = jax.random.split(layers_key, options.layers)
+    init_layer = functools.partial(_init_layer, options)
+    params = {
+        "embedding": _normal(options, embedding_key, (options.vocab, options.d_model)),
+        "layers": jax.vmap(init_layer)(layer_keys)
+        if options.scan_layers
+        else [init_layer(layer_key) for layer_key in layer_keys],
+        **_init_norm(options, "final_norm"),
+    }
+    if options.positions == "learned":
+        shape = (options.position_rows, options.d_model)
+        params["positions"] = _normal(options, positions_key, shape)
+    if not options.tied_embedding:
+        params["head"] = _normal(options, head_key, (options.d_model, options.vocab))
+    return params
+
+
+def _init_layer(options: DecoderOptions, key: jax.Array) -> PyTree:
+    d, h, k = options.d_model, options.heads, options.key_value_heads
+    width, f = options.head_width, options.d_ff
+    shapes = {
+        "wq": (d, h, width),
+        "wk": (d, k, width),
+        "wv": (d, k, width),
+        "wo": (h, width, d),
+        "w_up": (d, f),
+        "w_down": (f, d),
+    }
+    if options.mlp == "swiglu":
+        shapes["w_gate"] = (d, f)
+    keys = jax.random.split(key, len(shapes))
+    layer = {
+        name: _normal(options, leaf_key, shape)
+        for leaf_key, (name, shape) in zip(keys, shapes.items(), strict=True)
+    }
+    residual_scale = (2 * options.layers) ** -0.5
+    layer["wo"] *= residual_scale
+    layer["w_down"] *= residual_scale
+    if options.biases:
+        bias_shapes = {
+            "bq": (h, width),
+            "bk": (k, width),
+            "bv": (k, width),
+            "bo": (d,),
+            "b_up": (f,),
+            "b_down": (d,),
+        }
+        for name, shape in bias_shapes.items():
+            layer[name] = jnp.zeros(shape, options.param_dtype)
+    return layer | _init_norm(options, "attention_norm") | _init_norm(options, "mlp_norm")
+
+
+def _normal(options: DecoderOptions, key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    return _INIT_STDDEV * jax.random.normal(key, shape, options.param_dtype)
+
+
+def _init_norm(options: DecoderOptions, name: str) -> dict[str, jax.Array]:
+    scale = {name: jnp.ones(options.d_model, options.param_dtype)}
+    if options.norm == "rms":
+        return scale
+    return scale | {f"{name}_bias": jnp.zeros(options.d_model, options.param_dtype)}
+
+
+def apply(options: DecoderOptions, params: PyTree, tokens: jax.Array) -> jax.Array:
+    """Logits [batch, sequence, vocab], in the compute type, of tokens [batch, sequence]."""
+    dtype = options.compute_dtype
+    length = tokens.shape[1]
+    x = jnp.take(params["embedding"], tokens, axis=0).astype(dtype)
+    if options.positions == "learned":
+        x = x + params["positions"][:length].astype(dtype)
+        rope = None
+    else:
+        rope = rope_tables(length, options.head_width, options.rope_theta)
+
+    layer = _rematerialized(functools.partial(_layer, options), options)
+    if options.scan_layers:
+        x, _ = jax.lax.scan(lambda x, weights: (layer(weights, x, rope), None), x, params["layers"])
+    else:
+        for weights in params["layers"]:
+            x = layer(weights, x, rope)
+
+    x = _norm(options, params, "final_norm", x)
+    if options.tied_embedding:
+        return jnp.einsum("bsd,vd->bsv", x, params["embedding"].astype(dtype))
+    return jnp.einsum("bsd,dv->bsv", x, params["head"].astype(dtype))
+
+
+Rope = tuple[jax.Array, jax.Array]
+Layer = Callable[[PyTree, jax.Array, Rope | None], jax.Array]
+
+
+def _rematerialized(layer: Layer, options: DecoderOptions) -> Layer:
+    if options.remat == "none":
+        return layer
+    policies = jax.checkpoint_policies
+    policy = {
+        "full": policies.nothing_saveable,
+        "dots": policies.dots_with_no_batch_dims_saveable,
+    }[options.remat]
+    # A scan body is a loop of its own, in which XLA cannot undo the recomputation.
+    return jax.checkpoint(layer, policy=policy, prevent_cse=not options.scan_layers)
+
+
+def _layer(options: DecoderOptions, weights: PyTree, x: jax.Array, rope: Rope | None) -> jax.Array:
+    w = jax.tree.map(lambda leaf: leaf.astype(x.dtype), weights)
+
+    y = _norm(options, weights, "attention_norm", x)
+    q = _project("bsd,dhk->bshk", y, w["wq"], w.get("bq"))
+    k = _project("bsd,dhk->bshk", y, w["wk"], w.get("bk"))
+    v = _project("bsd,dhk->bshk", y, w["wv"], w.get("bv"))
+    if rope is not None:
+        q, k = apply_rope(q, rope), apply_rope(k, rope)
+    x = x + _project("bshk,hkd->bsd", causal_attention(q, k, v), w["wo"], w.get("bo"))
+
+    y = _norm(options, weights, "mlp_norm", x)
+    up = _project("bsd,df->bsf", y, w["w_up"], w.get("b_up"))
+    if options.mlp == "swiglu":
+        hidden = jax.nn.silu(jnp.einsum("bsd,df->bsf", y, w["w_gate"])) * up
+    else:
+        hidden = jax.nn.gelu(up)
+    return x + _project("bsf,fd->bsd", hidden, w["w_down"], w.get("b_down"))
+
+
+def _project(equation: str, x: jax.Array, weight: jax.Array, bias: jax.Array | None) -> jax.Array:
+    y = jnp.einsum(equation, x, weight)
+    return y if bias is None else y + bias
+
+
+def _norm(options: DecoderOptions, weights: PyTree, name: str, x: jax.Array) -> jax.Array:
+    """RMSNorm or LayerNorm over the last dimension, in float32.
+
+    Source: Zhang and Sennrich, Root Mean Square Layer Normalization (2019), equation 4; Ba et al.,
+      Layer Normalization (2016), equation 4.
+    """
+    y = x.astype(jnp.float32)
+    if options.norm == "layer":
+        y = y - jnp.mean(y, axis=-1, keepdims=True)
+    mean_square = jnp.mean(jnp.square(y), axis=-1, keepdims=True)
+    y = y * jax.lax.rsqrt(mean_square + options.norm_epsilon)
+    y = y * weights[name].astype(jnp.float32)
+    if options.norm == "layer":
+        y = y + weights[f"{name}_bias"].astype(jnp.float32)
+    normed: jax.Array = y.astype(x.dtype)
+    return normed
+
+
+def causal_attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    """Softmax attention to positions up to one's own; query heads share key heads in groups.
+
+    Query head i reads key head i // (heads / kv_heads). The softmax is taken in float32.
+
+    Args:
+      q: [batch, sequence, heads, head_dim].
+      k: [batch, sequence, kv_heads, head_dim].
+      v: like `k`.
+
+    Returns:
+      Like `q`.
+
+    Source: Ainslie et al., GQA (2023), section 2.2.
+    """
+    batch, length, heads, width = q.shape
+    kv_heads = k.shape[2]
+    q = q.reshape(batch, length, kv_heads, heads // kv_heads, width)
+    scores = jnp.einsum("bqkgd,btkd->bkgqt", q, k).astype(jnp.float32) * width**-0.5
+    query_position = jax.lax.broadcasted_iota(jnp.int32, (length, length), 0)
+    key_position = jax.lax.broadcasted_iota(jnp.int32, (length, length), 1)
+    visible = query_position >= key_position
+    scores = jnp.where(visible, scores, -jnp.inf)
+    weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
+    mixed = jnp.einsum("bkgqt,btkd->bqkgd", weights, v)
+    return mixed.reshape(batch, length, heads, width)
+
+
+def rope_tables(length: int, head_dim: int, theta: float) -> Rope:
+    """Cosines and sines [length, head_dim / 2] of position times frequency.
+
+    Pair i turns by theta^(-2i / head_dim) a position.
+
+    Source: Su et al., RoFormer (2021), section 3.2.2.
+    """
+    pair = jax.lax.iota(jnp.float32, head_dim // 2)
+    frequency = theta ** (-2 * pair / head_dim)
+    angle = jax.lax.iota(jnp.float32, length)[:, None] * frequency
+    return jnp.cos(angle), jnp.sin(angle)
+
+
+def apply_rope(x: jax.Array, rope: Rope) -> jax.Array:
+    """Rotates the pairs (i, i + head_dim / 2) of x [batch, sequence, heads, head_dim]."""
+    cos, sin = (table[:, None, :] for table in rope)
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    return turned.astype(x.dtype)
+
+
+def loss(options: DecoderOptions, params: PyTree, batch: Batch) -> jax.Array:
+    """Mean cross-entropy of batch["tokens"] with batch["labels"], both [batch, sequence]."""
+    return cross_entropy(apply(options, params, batch["tokens"]), batch["labels"])
+
+
+def make_batch(options: DecoderOptions, key: jax.Array) -> Batch:
+    """Random tokens, and as labels the tokens that follow them."""
+    shape = (options.batch, options.sequence + 1)
+    tokens = jax.random.randint(key, shape, 0, options.vocab)
+    return {"tokens": tokens[:, :-1], "labels": tokens[:, 1:]}
+
+
+def model_flops(options: DecoderOptions) -> int:
+    """Matmul FLOPs that one step needs, recomputation not counted: what MFU is a fraction of.
+
+    6 FLOPs a token for each weight that takes part in a matrix product (the embedding table only
+    where it is also the output projection), and 12 x layers x heads x head_dim x sequence a token
+    for the attention scores and their product with the values. The masked half of attention counts,
+    as it does in the programs that are run and in most published MFU.
+
+    Source: Chowdhery et al., PaLM (2022), appendix B.
+    """
+    d, width = options.d_model, options.head_width
+    attention_weights = d * width * 2 * (options.heads + options.key_value_heads)
+    mlp_weights = d * options.d_ff * (3 if options.mlp == "swiglu" else 2)
+    weights = options.layers * (attention_weights + mlp_weights) + d * options.vocab
+    attention = 12 * options.layers * options.heads * width * options.sequence
+    return options.batch * options.sequence * (6 * weights + attention)

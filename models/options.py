@@ -1,0 +1,170 @@
+"""Options of the reference models, checked before anything is traced."""
+
+from typing import Any, Literal, Self, TypeVar
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    model_validator,
+)
+from pydantic import NonNegativeFloat as NonNegative
+
+from shardwright.errors import InputError
+
+DType = Literal["float32", "bfloat16"]
+
+
+class TrainOptions(BaseModel):
+    """Options that every reference model takes.
+
+    Attributes:
+      batch: examples (sequences) per step, over all devices.
+      param_dtype: type in which parameters live and are updated.
+      compute_dtype: type in which matrix products run.
+      mu_dtype: type of AdamW's first moment; None is `param_dtype`.
+      learning_rate: AdamW's step size, constant.
+      weight_decay: AdamW's decoupled weight decay.
+      clip_norm: global gradient norm to clip to; None does not clip.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    batch: PositiveInt
+    param_dtype: DType = "float32"
+    compute_dtype: DType = "bfloat16"
+    mu_dtype: DType | None = None
+    learning_rate: PositiveFloat = 3e-4
+    weight_decay: NonNegative = 0.1
+    clip_norm: PositiveFloat | None = 1.0
+
+
+class DecoderOptions(TrainOptions):
+    """A dense decoder-only language model.
+
+    Attributes:
+      layers: number of decoder layers.
+      d_model: width of the residual stream.
+      heads: query heads.
+      kv_heads: key and value heads, a divisor of `heads`; None is `heads` (multi-head attention).
+      head_dim: width of a head; None is `d_model / heads`.
+      d_ff: width inside the feed-forward block.
+      vocab: rows of the embedding table.
+      sequence: tokens per sequence.
+      norm: "rms" (RMSNorm, no bias) or "layer" (LayerNorm with bias).
+      mlp: "swiglu" (gate, up, down) or "gelu" (up, down).
+      positions: "rope" or "learned" (a table of `max_positions` rows added to the embedding).
+      max_positions: rows of the learned table; None is `sequence`.
+      rope_theta: base of the rotary frequencies.
+      biases: whether projections have biases.
+      tied_embedding: whether the output projection is the embedding table.
+      norm_epsilon: added to the variance in the norms.
+      scan_layers: one stacked parameter tree and `lax.scan`, or a list of layers.
+      remat: "none" keeps every activation, "full" keeps only each layer's input, "dots" keeps
+        also the results of the matrix products with weights.
+    """
+
+    layers: PositiveInt
+    d_model: PositiveInt
+    heads: PositiveInt
+    kv_heads: PositiveInt | None = None
+    head_dim: PositiveInt | None = None
+    d_ff: PositiveInt
+    vocab: PositiveInt
+    sequence: PositiveInt
+    norm: Literal["rms", "layer"] = "rms"
+    mlp: Literal["swiglu", "gelu"] = "swiglu"
+    positions: Literal["rope", "learned"] = "rope"
+    max_positions: PositiveInt | None = None
+    rope_theta: PositiveFloat = 10_000.0
+    biases: bool = False
+    tied_embedding: bool = False
+    norm_epsilon: PositiveFloat = 1e-5
+    scan_layers: bool = True
+    remat: Literal["none", "full", "dots"] = "full"
+
+    @model_validator(mode="after")
+    def _sizes_agree(self) -> Self:
+        if self.heads % self.key_value_heads:
+            raise ValueError(
+                f"kv_heads={self.kv_heads} does not divide heads={self.heads}; "
+                "each key head serves the same number of query heads"
+            )
+        if self.head_dim is None and self.d_model % self.heads:
+            raise ValueError(
+                f"heads={self.heads} does not divide d_model={self.d_model}; "
+                "choose sizes that divide, or give head_dim"
+            )
+        if self.positions == "rope" and self.head_width % 2:
+            raise ValueError(f"head_dim={self.head_width} is odd; rotary embedding turns pairs")
+        if self.positions == "learned" and self.sequence > self.position_rows:
+            raise ValueError(
+                f"sequence={self.sequence} is longer than max_positions={self.max_positions}; "
+                "raise max_positions or shorten the sequence"
+            )
+        return self
+
+    @property
+    def key_value_heads(self) -> int:
+        """Key and value heads, with the default filled in."""
+        return self.kv_heads or self.heads
+
+    @property
+    def head_width(self) -> int:
+        """Width of one head, with the default filled in."""
+        return self.head_dim or self.d_model // self.heads
+
+    @property
+    def position_rows(self) -> int:
+        """Rows of the learned position table, with the default filled in."""
+        return self.max_positions or self.sequence
+
+
+class MlpOptions(TrainOptions):
+    """A classifier of stacked dense layers.
+
+    Attributes:
+      features: width of the input.
+      hidden: width of the hidden layers.
+      layers: number of dense layers, the output layer included.
+      classes: width of the output.
+    """
+
+    features: PositiveInt
+    hidden: PositiveInt
+    layers: PositiveInt
+    classes: PositiveInt
+
+
+_Options = TypeVar("_Options", bound=TrainOptions)
+
+
+def parse_options(
+    schema: type[_Options], name: str, preset: dict[str, Any], given: dict[str, Any]
+) -> _Options:
+    """The options of model `name`: its preset with `given` laid over it.
+
+    Raises:
+      InputError: an unknown option, a value of the wrong type or range, or sizes that disagree.
+    """
+    unknown = sorted(given.keys() - schema.model_fields.keys())
+    if unknown:
+        raise InputError(
+            f"unknown option {', '.join(map(repr, unknown))}",
+            where=f"model {name!r}",
+            do=f"Its options are {', '.join(sorted(schema.model_fields))}",
+        )
+    try:
+        return schema.model_validate({**preset, **given})
+    except ValidationError as error:
+        faults = [_fault(detail["loc"], detail["msg"]) for detail in error.errors()]
+        raise InputError(
+            "; ".join(faults), where=f"model {name!r}", do="Change these options"
+        ) from None
+
+
+def _fault(location: tuple[int | str, ...], message: str) -> str:
+    reason = message.removeprefix("Value error, ")
+    return f"option {location[0]!r}: {reason}" if location else reason

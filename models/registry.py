@@ -1,0 +1,96 @@
+"""Reference models by name."""
+
+import difflib
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from shardwright.errors import InputError
+from shardwright.models.options import DecoderOptions, MlpOptions, TrainOptions, parse_options
+from shardwright.models.presets import DECODERS, MLPS
+
+
+@dataclass(frozen=True)
+class ReferenceModel:
+    """A model with its whole train step.
+
+    Attributes:
+      name: the name that it was built by.
+      options: every option, defaults filled in.
+      train_step: `(state, batch) -> (state, metrics)`; state is {"params", "opt_state", "step"}.
+      example_args: state and batch as trees of `jax.ShapeDtypeStruct`; nothing is allocated.
+      donate_argnums: the arguments whose memory the step may reuse.
+      init: state of a seed, allocated on the default device.
+      make_batch: random batch of a seed, allocated on the default device.
+      tokens_per_step: tokens (examples, for a classifier) in a batch.
+      model_flops_per_step: matmul FLOPs that MFU is a fraction of, recomputation not counted.
+      parameter_count: number of parameters.
+    """
+
+    name: str
+    options: TrainOptions
+    train_step: Callable[[Any, Any], tuple[Any, Any]]
+    example_args: tuple[Any, Any]
+    donate_argnums: tuple[int, ...]
+    init: Callable[[int], Any]
+    make_batch: Callable[[int], Any]
+    tokens_per_step: int
+    model_flops_per_step: int
+    parameter_count: int
+
+
+def model_names() -> list[str]:
+    """Names that `build` takes."""
+    return [*DECODERS, *MLPS]
+
+
+def build(name: str, **options: Any) -> ReferenceModel:
+    """The reference model `name`, its published sizes changed by `options`.
+
+    Raises:
+      InputError: an unknown name or option, or sizes that disagree.
+    """
+    if name in DECODERS:
+        from shardwright.models import decoder
+
+        parsed = parse_options(DecoderOptions, name, DECODERS[name], options)
+        tokens = parsed.batch * parsed.sequence
+        return _assemble(name, decoder, parsed, tokens)
+    if name in MLPS:
+        from shardwright.models import mlp
+
+        parsed_mlp = parse_options(MlpOptions, name, MLPS[name], options)
+        return _assemble(name, mlp, parsed_mlp, parsed_mlp.batch)
+    close = difflib.get_close_matches(name, model_names(), n=1)
+    hint = f"Did you mean {close[0]!r}? " if close else ""
+    raise InputError(
+        f"unknown model {name!r}",
+        where="models",
+        do=f"{hint}The models are {', '.join(model_names())}",
+    )
+
+
+def _assemble(
+    name: str, module: Any, options: TrainOptions, tokens_per_step: int
+) -> ReferenceModel:
+    import jax
+
+    from shardwright.models.training import make_init, make_train_step
+
+    init = make_init(functools.partial(module.init_params, options), options)
+    make_batch = functools.partial(module.make_batch, options)
+    state, batch = (jax.eval_shape(make, jax.random.key(0)) for make in (init, make_batch))
+    return ReferenceModel(
+        name=name,
+        options=options,
+        train_step=make_train_step(functools.partial(module.loss, options), options),
+        example_args=(state, batch),
+        donate_argnums=(0,),
+        init=lambda seed: jax.jit(init)(jax.random.key(seed)),
+        make_batch=lambda seed: jax.jit(make_batch)(jax.random.key(seed)),
+        tokens_per_step=tokens_per_step,
+        model_flops_per_step=module.model_flops(options),
+        parameter_count=sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(state["params"])),
+    )
