@@ -1,0 +1,174 @@
+"""The working copy of a problem that reductions shrink, and the way back to the original choices."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwright.planner.solver.problem import FORBIDDEN, CostArray, FloatArray, Problem
+
+IntArray = NDArray[np.int64]
+
+
+class NoFeasibleChoiceError(Exception):
+    """A reduction proved that no choice is feasible."""
+
+
+@dataclass(frozen=True)
+class Term:
+    """Bytes above the least that a node holds in [start, end), by strategy."""
+
+    start: int
+    end: int
+    usage: FloatArray
+
+
+@dataclass(frozen=True)
+class Restriction:
+    """`node` kept the old strategies `kept`; `forward[old]` is the new one that does as well, or -1."""
+
+    node: int
+    kept: IntArray
+    forward: IntArray
+
+
+@dataclass(frozen=True)
+class Elimination:
+    """`node` left; its best strategy is `table[choices of parents]`."""
+
+    node: int
+    parents: tuple[int, ...]
+    table: IntArray
+
+
+@dataclass(frozen=True)
+class Merger:
+    """`absorbed` joined `node`, whose strategies became `pairs` (old of node, of absorbed)."""
+
+    node: int
+    absorbed: int
+    pairs: IntArray
+    forward: IntArray
+
+
+Step = Restriction | Elimination | Merger
+
+
+class Network:
+    """Costs, edges and memory under reduction.
+
+    Attributes:
+      unary: cost by strategy, None for a node that left.
+      tables: for each node, its neighbours and the cost table (own strategies, theirs). The two ends
+        share one buffer (one is the transpose of the other).
+      terms: memory by node, each with a least usage of zero.
+      slack: bytes left at each time point when each node uses its least; empty where memory is free.
+      constant: cost of what was decided.
+      trail: reductions made, in order.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self.unary: list[FloatArray | None] = [as_costs(costs) for costs in problem.costs]
+        self.tables: list[dict[int, FloatArray]] = [{} for _ in problem.costs]
+        self.terms: list[list[Term]] = [[] for _ in problem.costs]
+        self.slack: FloatArray = np.zeros(0)
+        self.constant = 0.0
+        self.trail: list[Step] = []
+        for edge in problem.edges:
+            self.add_table(edge.a, edge.b, as_costs(edge.cost))
+        if problem.memory_limit is not None and math.isfinite(problem.memory_limit):
+            self.slack = np.full(problem.horizon, float(problem.memory_limit))
+            if problem.base_memory is not None:
+                self.slack[: len(problem.base_memory)] -= problem.base_memory
+            for term in problem.memory:
+                if term.start < term.end:
+                    self.terms[term.node].append(
+                        Term(term.start, term.end, term.usage.astype(np.float64))
+                    )
+
+    def alive(self) -> list[int]:
+        """Nodes still to decide."""
+        return [node for node, costs in enumerate(self.unary) if costs is not None]
+
+    def costs(self, node: int) -> FloatArray:
+        """Costs by strategy of a node that is still there."""
+        costs = self.unary[node]
+        assert costs is not None
+        return costs
+
+    def add_table(self, a: int, b: int, table: FloatArray) -> None:
+        """Add an edge; parallel edges add up, a loop falls on the node."""
+        if a == b:
+            self.unary[a] = self.costs(a) + np.diagonal(table)
+            return
+        if b in self.tables[a]:
+            table = self.tables[a][b] + table
+        self.tables[a][b] = table
+        self.tables[b][a] = table.T
+
+    def drop_table(self, a: int, b: int) -> None:
+        """Remove an edge."""
+        del self.tables[a][b], self.tables[b][a]
+
+    def restrict(self, node: int, keep: NDArray[np.bool_], forward: IntArray | None = None) -> None:
+        """Keep some strategies of a node. `forward` maps each old one to an old one that does as well."""
+        kept = np.flatnonzero(keep)
+        if not len(kept):
+            raise NoFeasibleChoiceError
+        renumbered = np.full(len(keep), -1)
+        renumbered[kept] = np.arange(len(kept))
+        if forward is not None:
+            renumbered = renumbered[forward]
+        self.trail.append(Restriction(node, kept, renumbered))
+        self.unary[node] = self.costs(node)[kept]
+        for other, table in self.tables[node].items():
+            self.tables[node][other] = np.ascontiguousarray(table[kept])
+            self.tables[other][node] = self.tables[node][other].T
+        self.terms[node] = [Term(t.start, t.end, t.usage[kept]) for t in self.terms[node]]
+
+    def eliminate(self, node: int, parents: tuple[int, ...], table: IntArray) -> None:
+        """Take out a node whose choice follows from `parents`; costs and memory are the caller's."""
+        for other in list(self.tables[node]):
+            self.drop_table(node, other)
+        self.unary[node] = None
+        self.terms[node] = []
+        self.trail.append(Elimination(node, parents, table))
+
+    def expand(self, choices: Sequence[int]) -> list[int]:
+        """Original choices from choices of the network (entries of nodes that left are ignored)."""
+        full = [int(choice) for choice in choices]
+        for step in reversed(self.trail):
+            match step:
+                case Restriction(node, kept, _):
+                    full[node] = int(kept[full[node]])
+                case Elimination(node, parents, table):
+                    full[node] = int(table[tuple(full[parent] for parent in parents)])
+                case Merger(node, absorbed, pairs, _):
+                    full[node], full[absorbed] = (int(c) for c in pairs[full[node]])
+        return full
+
+    def project(self, choices: Sequence[int]) -> list[int]:
+        """Choices of the network from original ones; -1 where an original choice cannot be kept."""
+        own = [int(choice) for choice in choices]
+        for step in self.trail:
+            match step:
+                case Restriction(node, _, forward):
+                    own[node] = int(forward[own[node]]) if own[node] >= 0 else -1
+                case Elimination(node, _, _):
+                    own[node] = -1
+                case Merger(node, absorbed, _, forward):
+                    pair = own[node], own[absorbed]
+                    own[node] = int(forward[pair]) if min(pair) >= 0 else -1
+                    own[absorbed] = -1
+        return own
+
+
+def as_costs(costs: CostArray) -> FloatArray:
+    """Float costs with inf for what is forbidden; integers below 2**53 stay exact."""
+    if costs.dtype.kind in "iu":
+        return np.where(costs >= FORBIDDEN, np.inf, costs.astype(np.float64))
+    return costs.astype(np.float64)
