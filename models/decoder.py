@@ -105,7 +105,7 @@ def apply(options: DecoderOptions, params: PyTree, tokens: jax.Array) -> jax.Arr
         for weights in params["layers"]:
             x = layer(weights, x, rope)
 
-    x = _norm(options, params, "final_norm", x)
+    x = normalize(options, params, "final_norm", x)
     if options.tied_embedding:
         return jnp.einsum("bsd,vd->bsv", x, params["embedding"].astype(dtype))
     return jnp.einsum("bsd,dv->bsv", x, params["head"].astype(dtype))
@@ -130,7 +130,7 @@ def _rematerialized(layer: Layer, options: DecoderOptions) -> Layer:
 def _layer(options: DecoderOptions, weights: PyTree, x: jax.Array, rope: Rope | None) -> jax.Array:
     w = jax.tree.map(lambda leaf: leaf.astype(x.dtype), weights)
 
-    y = _norm(options, weights, "attention_norm", x)
+    y = normalize(options, weights, "attention_norm", x)
     q = _project("bsd,dhk->bshk", y, w["wq"], w.get("bq"))
     k = _project("bsd,dhk->bshk", y, w["wk"], w.get("bk"))
     v = _project("bsd,dhk->bshk", y, w["wv"], w.get("bv"))
@@ -138,7 +138,7 @@ def _layer(options: DecoderOptions, weights: PyTree, x: jax.Array, rope: Rope | 
         q, k = apply_rope(q, rope), apply_rope(k, rope)
     x = x + _project("bshk,hkd->bsd", causal_attention(q, k, v), w["wo"], w.get("bo"))
 
-    y = _norm(options, weights, "mlp_norm", x)
+    y = normalize(options, weights, "mlp_norm", x)
     up = _project("bsd,df->bsf", y, w["w_up"], w.get("b_up"))
     if options.mlp == "swiglu":
         hidden = jax.nn.silu(jnp.einsum("bsd,df->bsf", y, w["w_gate"])) * up
@@ -152,7 +152,7 @@ def _project(equation: str, x: jax.Array, weight: jax.Array, bias: jax.Array | N
     return y if bias is None else y + bias
 
 
-def _norm(options: DecoderOptions, weights: PyTree, name: str, x: jax.Array) -> jax.Array:
+def normalize(options: DecoderOptions, weights: PyTree, name: str, x: jax.Array) -> jax.Array:
     """RMSNorm or LayerNorm over the last dimension, in float32.
 
     Source: Zhang and Sennrich, Root Mean Square Layer Normalization (2019), equation 4; Ba et al.,
