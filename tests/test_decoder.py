@@ -10,6 +10,9 @@ import pytest
 
 from shardwright.models import build, decoder
 
+# Tiny programs: compiling costs more than running.
+quick_jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+
 TINY = {
     "layers": 2,
     "d_model": 32,
@@ -40,12 +43,12 @@ def unstacked(params):
 
 def loss_and_grads(model, params, batch):
     loss = functools.partial(decoder.loss, model.options)
-    value, grads = jax.jit(jax.value_and_grad(loss))(params, batch)
+    value, grads = quick_jit(jax.value_and_grad(loss))(params, batch)
     return float(value), jax.device_get(grads)
 
 
 def logits(model, params, tokens):
-    return np.asarray(jax.jit(functools.partial(decoder.apply, model.options))(params, tokens))
+    return np.asarray(quick_jit(functools.partial(decoder.apply, model.options))(params, tokens))
 
 
 def assert_trees_close(actual, expected, rtol=1e-4, atol=1e-6):
@@ -57,7 +60,7 @@ def assert_trees_close(actual, expected, rtol=1e-4, atol=1e-6):
 @pytest.mark.parametrize("name", ["llama3-8b", "gpt2-124m"])
 def test_loss_falls_on_a_repeated_batch(name):
     model = tiny(name, compute_dtype="bfloat16", learning_rate=1e-2)
-    step = jax.jit(model.train_step, donate_argnums=model.donate_argnums)
+    step = quick_jit(model.train_step, donate_argnums=model.donate_argnums)
     state, batch = model.init(0), model.make_batch(0)
     losses = []
     for _ in range(20):
