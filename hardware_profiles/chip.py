@@ -1,0 +1,307 @@
+"""Chip profiles: what the planner knows of one TPU generation, each value with its source."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from functools import cache, cached_property
+from importlib import resources
+from math import prod
+from pathlib import Path
+from typing import Annotated, Any, Generic, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from shardwright.errors import InputError
+
+_GENERATIONS = ("v2", "v3", "v4", "v5e", "v5p", "v6e", "tpu7x")
+
+T = TypeVar("T")
+
+Positive = Annotated[float, Field(gt=0)]
+Count = Annotated[int, Field(ge=1)]
+Shape = tuple[Count, ...]
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=False, allow_inf_nan=False)
+
+
+class Sourced(_Frozen, Generic[T]):
+    """A value, where it comes from, and what to know about it."""
+
+    value: T
+    source: Annotated[str, Field(min_length=1)]
+    note: str | None = None
+
+
+class AxisWraparound(_Frozen):
+    """A dimension has wraparound links when it is at least `size` chips long."""
+
+    rule: Literal["axis_at_least"]
+    size: Count
+
+
+class CubeWraparound(_Frozen):
+    """Every dimension wraps when all are multiples of `multiple`; else none does."""
+
+    rule: Literal["full_cubes"]
+    multiple: Count
+
+
+class SliceRule(_Frozen):
+    """Which slice shapes exist.
+
+    `shapes` are listed one by one. With `cube_edge`, so are all shapes A <= B <= C whose
+    dimensions are multiples of the edge, up to `largest_cube_slice_chips` chips.
+    """
+
+    shapes: tuple[Shape, ...]
+    cube_edge: Count | None = None
+    largest_cube_slice_chips: Count | None = None
+
+    @model_validator(mode="after")
+    def _cube_edge_and_limit_come_together(self) -> SliceRule:
+        if (self.cube_edge is None) != (self.largest_cube_slice_chips is None):
+            raise ValueError("cube_edge and largest_cube_slice_chips come together")
+        return self
+
+
+class ChipProfile(_Frozen):
+    """One TPU generation.
+
+    Values are for a whole chip unless the name says otherwise; bandwidths are bytes/s one way,
+    times are seconds. The `device_...` properties are for one JAX device, of which a chip of
+    v2, v3 and tpu7x has two.
+    """
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_.]*$")]
+    device_kinds: Sourced[tuple[str, ...]]
+    libtpu_chip_config: Sourced[str | None]
+    product_prefixes: Sourced[tuple[str, ...]]
+    product_counts: Sourced[Literal["chips", "tensorcores"]]
+    torus_dimensions: Sourced[Literal[1, 2, 3]]
+    tensorcores_per_chip: Sourced[Count]
+    jax_devices_per_chip: Sourced[Literal[1, 2]]
+    peak_flops: dict[Literal["bf16", "f8", "i8", "i4"], Sourced[Positive]]
+    f32_matmul_passes: Sourced[dict[Literal["default", "high", "highest"], Count]]
+    hbm_bytes: Sourced[Count]
+    hbm_bandwidth: Sourced[Positive]
+    vmem_bytes_per_tensorcore: Sourced[Count]
+    mxus_per_tensorcore: Sourced[Count]
+    mxu_shape: Sourced[tuple[Count, Count]]
+    mxu_macs_per_cell_per_cycle: Sourced[Count]
+    vpu_shape: Sourced[tuple[Count, Count]]
+    vpu_alus: Sourced[Count]
+    clock_hz: Sourced[Positive]
+    ici_links_per_chip: Sourced[Count]
+    ici_link_bandwidth_nominal: Sourced[Positive]
+    ici_link_bandwidth: Sourced[Positive]
+    core_link_bandwidth: Sourced[Positive] | None = None
+    hop_latency_s: Sourced[Annotated[float, Field(ge=0)]]
+    collective_overhead_s: Sourced[Annotated[float, Field(ge=0)]]
+    chips_per_host: Sourced[Count]
+    dcn_bandwidth_per_chip: Sourced[Positive]
+    dcn_latency_s: Sourced[Annotated[float, Field(ge=0)]]
+    pcie_bandwidth_per_chip: Sourced[Positive]
+    wraparound: Sourced[Annotated[AxisWraparound | CubeWraparound, Field(discriminator="rule")]]
+    twisted_tori: Sourced[bool]
+    largest_pod: Sourced[Shape]
+    slices: Sourced[SliceRule]
+    whole_mesh_all_gather_as_all_reduce_below_bytes: Sourced[Count | None]
+
+    @field_validator("peak_flops")
+    @classmethod
+    def _bf16_is_given(cls, peaks: dict[str, Sourced[float]]) -> dict[str, Sourced[float]]:
+        if "bf16" not in peaks:
+            raise ValueError("bf16 is needed; other types fall back on it")
+        return peaks
+
+    @model_validator(mode="after")
+    def _parts_agree(self) -> ChipProfile:
+        dimensions = self.torus_dimensions.value
+        rule = self.slices.value
+        for shape in (*rule.shapes, self.largest_pod.value):
+            if len(shape) != dimensions:
+                raise ValueError(f"shape {list(shape)} does not have {dimensions} dimensions")
+        if self.tensorcores_per_chip.value % self.jax_devices_per_chip.value:
+            raise ValueError("jax_devices_per_chip does not divide tensorcores_per_chip")
+        if self.jax_devices_per_chip.value > 1 and self.core_link_bandwidth is None:
+            raise ValueError("core_link_bandwidth is needed with two devices a chip")
+        if set(self.f32_matmul_passes.value) != {"default", "high", "highest"}:
+            raise ValueError("f32_matmul_passes needs default, high and highest")
+        return self
+
+    @cached_property
+    def digest(self) -> str:
+        """First 16 hexadecimal digits of the SHA-256 of the profile's canonical JSON."""
+        text = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+    def device_peak_flops(
+        self, dtype: str, precision: Literal["default", "high", "highest"] = "default"
+    ) -> float:
+        """Peak FLOP/s of the matrix units of one JAX device.
+
+        Args:
+          dtype: element type of the operands, as StableHLO ("bf16", "f8E4M3FN", "si8") or numpy
+            ("bfloat16", "float8_e4m3fn", "int8") name it, in either case.
+          precision: XLA's precision of the operation; matters for f32 and wider.
+
+        f32 and f64 operands run as bf16 passes: one by default, three or six at higher precision
+        (`f32_matmul_passes`). f16 counts as bf16. An 8-bit float without its own peak, and an
+        8-bit integer without one, run as bf16; a 4-bit integer as 8-bit. Wider integers and
+        booleans count as bf16, which flatters them. A complex product is four real ones.
+
+        Raises:
+          InputError: the type is not known.
+        """
+        kind = _matmul_type(dtype)
+        devices = self.jax_devices_per_chip.value
+        for candidate in _FALLBACKS[kind]:
+            if candidate in self.peak_flops:
+                peak = self.peak_flops[candidate].value / devices
+                break
+        if kind in ("f32", "complex"):
+            peak /= self.f32_matmul_passes.value[precision]
+        return peak / 4 if kind == "complex" else peak
+
+    @property
+    def device_tensorcores(self) -> int:
+        """TensorCores of one JAX device."""
+        return self.tensorcores_per_chip.value // self.jax_devices_per_chip.value
+
+    @property
+    def device_hbm_bytes(self) -> int:
+        """HBM bytes that one JAX device addresses."""
+        return self.hbm_bytes.value // self.jax_devices_per_chip.value
+
+    @property
+    def device_hbm_bandwidth(self) -> float:
+        """HBM bandwidth of one JAX device, bytes/s."""
+        return self.hbm_bandwidth.value / self.jax_devices_per_chip.value
+
+    @property
+    def device_vmem_bytes(self) -> int:
+        """VMEM bytes of one JAX device."""
+        return self.vmem_bytes_per_tensorcore.value * self.device_tensorcores
+
+    @property
+    def device_mxus(self) -> int:
+        """Matrix units of one JAX device."""
+        return self.mxus_per_tensorcore.value * self.device_tensorcores
+
+    @property
+    def device_vpu_lanes(self) -> int:
+        """32-bit vector operations that one JAX device can start each cycle."""
+        return prod(self.vpu_shape.value) * self.vpu_alus.value * self.device_tensorcores
+
+    @property
+    def device_dcn_bandwidth(self) -> float:
+        """One JAX device's share of its host's network bandwidth, bytes/s one way."""
+        return self.dcn_bandwidth_per_chip.value / self.jax_devices_per_chip.value
+
+    def wraps(self, shape: tuple[int, ...]) -> tuple[bool, ...]:
+        """Which dimensions of a slice of `shape` chips have wraparound links."""
+        rule = self.wraparound.value
+        if isinstance(rule, AxisWraparound):
+            return tuple(size >= rule.size for size in shape)
+        return (all(size % rule.multiple == 0 for size in shape),) * len(shape)
+
+
+_FALLBACKS: dict[str, tuple[Literal["bf16", "f8", "i8", "i4"], ...]] = {
+    "bf16": ("bf16",),
+    "f32": ("bf16",),
+    "complex": ("bf16",),
+    "f8": ("f8", "bf16"),
+    "i8": ("i8", "bf16"),
+    "i4": ("i4", "i8", "bf16"),
+}
+
+_TYPE_NAMES = {
+    "bf16": ("bf16", "bfloat16", "f16", "float16"),
+    "f32": ("f32", "float32", "f64", "float64", "tf32"),
+    "complex": ("c64", "complex64", "c128", "complex128"),
+    "i8": ("i8", "si8", "ui8", "u8", "s8", "int8", "uint8"),
+    "i4": ("i4", "si4", "ui4", "u4", "s4", "int4", "uint4", "i2", "ui2", "int2", "uint2"),
+}
+_TYPES = {name: kind for kind, names in _TYPE_NAMES.items() for name in names}
+_WIDE_INTEGERS = {
+    f"{prefix}{bits}"
+    for prefix in ("i", "si", "ui", "u", "s", "int", "uint")
+    for bits in (16, 32, 64)
+} | {"i1", "bool", "pred"}
+
+
+def _matmul_type(dtype: str) -> str:
+    name = dtype.lower()
+    if name in _TYPES:
+        return _TYPES[name]
+    if name.startswith(("f8e", "float8_", "f4e", "float4_", "f6e", "float6_")) or name == "f8":
+        return "f8"
+    if name in _WIDE_INTEGERS:
+        return "bf16"
+    raise InputError(
+        f"element type {dtype!r} is not known",
+        do="use a StableHLO or numpy name such as bf16, f32, i8 or f8E4M3FN",
+    )
+
+
+def chip_names() -> tuple[str, ...]:
+    """Names of the profiles that come with the package, oldest generation first."""
+    return _GENERATIONS
+
+
+@cache
+def _bundled(name: str) -> ChipProfile:
+    text = resources.files(__package__).joinpath(f"{name}.json").read_text(encoding="utf-8")
+    return ChipProfile.model_validate_json(text)
+
+
+def load_chip(name_or_path: str | Path) -> ChipProfile:
+    """Load a bundled profile by name ("v5e"), or a user's own from a JSON file of the same form.
+
+    Raises:
+      InputError: no such profile or file, or the file is malformed; says which field and why.
+    """
+    if isinstance(name_or_path, str) and name_or_path.lower() in _GENERATIONS:
+        return _bundled(name_or_path.lower())
+    path = Path(name_or_path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        if isinstance(name_or_path, Path) or path.suffix == ".json":
+            raise InputError(
+                f"the profile cannot be read ({error})",
+                where=str(path),
+                do="give the path of a JSON file in the form of the bundled profiles",
+            ) from error
+        raise InputError(
+            f"there is no chip called {str(name_or_path)!r}",
+            do=f"use one of {', '.join(_GENERATIONS)}, or the path of a profile's JSON file",
+        ) from error
+    return parse_chip(text, where=str(path))
+
+
+def parse_chip(profile: str | dict[str, Any], *, where: str = "chip profile") -> ChipProfile:
+    """Validate a profile given as JSON text or as the object it decodes to.
+
+    Raises:
+      InputError: it is malformed; says which field and why.
+    """
+    try:
+        text = profile if isinstance(profile, str) else json.dumps(profile)
+        return ChipProfile.model_validate_json(text)
+    except ValidationError as error:
+        problems = [
+            f"{'.'.join(str(part) for part in problem['loc']) or 'file'}: {problem['msg']}"
+            for problem in error.errors()
+        ]
+        raise InputError(
+            "; ".join(problems[:5]) + (f"; and {len(problems) - 5} more" if problems[5:] else ""),
+            where=where,
+            do="compare it with a bundled profile such as hardware_profiles/v5e.json",
+        ) from error
