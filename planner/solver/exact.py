@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from ortools.math_opt.python import mathopt
-
 from shardwright.planner.solver.network import Network
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-
 from shardwright.planner.solver.problem import FORBIDDEN, CostArray, FloatArray, Problem
 
 IntArray = NDArray[np.int64]
@@ -25,6 +24,34 @@ class Term:
     start: int
     end: int
     usage: FloatArray
+
+
+@dataclass(frozen=True)
+class Indexed:
+    """Terms of other strategies: strategy s of the node holds what `index[s]` held in `parts`."""
+
+    index: IntArray
+    parts: tuple[Term | Indexed, ...]
+
+
+def flatten(parts: Iterable[Term | Indexed]) -> list[Term]:
+    """Plain terms, one an interval."""
+    total: dict[tuple[int, int], FloatArray] = {}
+    stack: list[tuple[Term | Indexed, IntArray | None]] = [(part, None) for part in parts]
+    while stack:
+        part, index = stack.pop()
+        if isinstance(part, Indexed):
+            composed = part.index if index is None else part.index[index]
+            stack += [(inner, composed) for inner in part.parts]
+        else:
+            usage = part.usage if index is None else part.usage[index]
+            interval = part.start, part.end
+            total[interval] = total[interval] + usage if interval in total else usage
+    return [Term(start, end, usage) for (start, end), usage in sorted(total.items(), key=_interval)]
+
+
+def _interval(item: tuple[tuple[int, int], FloatArray]) -> tuple[int, int]:
+    return item[0]
 
 
 @dataclass(frozen=True)
@@ -47,11 +74,14 @@ class Elimination:
 
 @dataclass(frozen=True)
 class Merger:
-    """`absorbed` joined `node`, whose strategies became `pairs` (old of node, of absorbed)."""
+    """`absorbed` joined `node`: it takes `follow[choice of node]`.
+
+    `forward[i, j]` is the strategy of `node` for the old pair (i, j), -1 where that was forbidden.
+    """
 
     node: int
     absorbed: int
-    pairs: IntArray
+    follow: IntArray
     forward: IntArray
 
 
@@ -74,7 +104,7 @@ class Network:
     def __init__(self, problem: Problem) -> None:
         self.unary: list[FloatArray | None] = [as_costs(costs) for costs in problem.costs]
         self.tables: list[dict[int, FloatArray]] = [{} for _ in problem.costs]
-        self.terms: list[list[Term]] = [[] for _ in problem.costs]
+        self.terms: list[list[Term | Indexed]] = [[] for _ in problem.costs]
         self.slack: FloatArray = np.zeros(0)
         self.constant = 0.0
         self.trail: list[Step] = []
@@ -128,7 +158,8 @@ class Network:
         for other, table in self.tables[node].items():
             self.tables[node][other] = np.ascontiguousarray(table[kept])
             self.tables[other][node] = self.tables[node][other].T
-        self.terms[node] = [Term(t.start, t.end, t.usage[kept]) for t in self.terms[node]]
+        if self.terms[node]:
+            self.terms[node] = [Indexed(kept, tuple(self.terms[node]))]
 
     def eliminate(self, node: int, parents: tuple[int, ...], table: IntArray) -> None:
         """Take out a node whose choice follows from `parents`; costs and memory are the caller's."""
@@ -147,8 +178,8 @@ class Network:
                     full[node] = int(kept[full[node]])
                 case Elimination(node, parents, table):
                     full[node] = int(table[tuple(full[parent] for parent in parents)])
-                case Merger(node, absorbed, pairs, _):
-                    full[node], full[absorbed] = (int(c) for c in pairs[full[node]])
+                case Merger(node, absorbed, follow, _):
+                    full[absorbed] = int(follow[full[node]])
         return full
 
     def project(self, choices: Sequence[int]) -> list[int]:

@@ -1,0 +1,255 @@
+"""Makes a network smaller without losing an optimal choice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+from shardwright.planner.solver.memory_points import (
+    keep_binding_points,
+    move_least_usage,
+    prune_by_memory,
+)
+from shardwright.planner.solver.network import (
+    Indexed,
+    Merger,
+    Network,
+    flatten,
+)
+from shardwright.planner.solver.problem import FloatArray
+
+MERGE_GROWTH = 1.5
+DOMINANCE_WORK = 4e7
+
+
+def reduce(network: Network, expired: Callable[[], bool] = lambda: False) -> None:
+    """Apply all reductions until none changes anything, or until `expired`."""
+    forbid_unsupported(network, network.alive())
+    while True:
+        if len(network.slack):
+            move_least_usage(network)
+            touched = prune_by_memory(network)
+            while touched:
+                forbid_unsupported(network, touched)
+                move_least_usage(network)
+                touched = prune_by_memory(network)
+            keep_binding_points(network)
+        changed = drop_dominated(network, expired)
+        changed |= shrink_graph(network)
+        if not changed or expired():
+            break
+    if len(network.slack):
+        move_least_usage(network)
+        keep_binding_points(network)
+
+
+def forbid_unsupported(network: Network, nodes: Iterable[int]) -> None:
+    """Drop strategies that are forbidden, or without an allowed partner at some edge (arc consistency)."""
+    queue = [node for node in nodes if network.unary[node] is not None]
+    waiting = set(queue)
+    while queue:
+        node = queue.pop()
+        waiting.discard(node)
+        keep = np.isfinite(network.costs(node))
+        if not keep.all():
+            network.restrict(node, keep)
+        for other, table in network.tables[node].items():
+            supported = np.isfinite(table).any(axis=0)
+            if not supported.all():
+                network.unary[other] = np.where(supported, network.costs(other), np.inf)
+                if other not in waiting:
+                    waiting.add(other)
+                    queue.append(other)
+
+
+def drop_dominated(network: Network, expired: Callable[[], bool]) -> bool:
+    """Drop each strategy that another one of its node can replace whatever the neighbours choose."""
+    changed = False
+    for node in network.alive():
+        if expired():
+            break
+        if len(network.costs(node)) > 1:
+            changed |= _drop_dominated_of(network, node)
+    return changed
+
+
+def _drop_dominated_of(network: Network, node: int) -> bool:
+    """Goldstein's criterion (dead-end elimination, Biophys. J. 66, 1994), with memory.
+
+    Strategy t replaces s where it needs no more memory in any term and
+    cost(s) - cost(t) + sum over edges of min over j of (table[s, j] - table[t, j]) >= 0.
+    """
+    costs = network.costs(node)
+    count = len(costs)
+    replaces = np.ones((count, count), dtype=np.bool_)
+    for term in flatten(network.terms[node]):
+        replaces &= term.usage[:, None] >= term.usage[None, :]
+    np.fill_diagonal(replaces, False)
+    s, t = np.nonzero(replaces)
+    margin = costs[s] - costs[t]
+    work = len(s) * sum(table.shape[1] for table in network.tables[node].values())
+    if not len(s) or work > DOMINANCE_WORK:
+        return False
+    for table in network.tables[node].values():
+        with np.errstate(invalid="ignore"):
+            difference = table[s] - table[t]
+        difference[np.isnan(difference)] = np.inf
+        margin = margin + difference.min(axis=1)
+        going = margin > -np.inf
+        if not going.all():
+            s, t, margin = s[going], t[going], margin[going]
+    wins = margin >= 0
+    if not wins.any():
+        return False
+    forward = np.arange(count)
+    keep = np.ones(count, dtype=np.bool_)
+    for loser, winner in zip(s[wins], t[wins], strict=True):
+        if keep[loser] and keep[winner]:
+            keep[loser] = False
+            forward[loser] = winner
+    while not keep[forward].all():
+        forward = forward[forward]
+    network.restrict(node, keep, forward)
+    return True
+
+
+def shrink_graph(network: Network) -> bool:
+    """Take out nodes whose choice follows from one or two neighbours, and merge tied pairs."""
+    edges = [(a, b) for a in network.alive() for b in network.tables[a] if a < b]
+    work = _Worklist(edges, network.alive())
+    changed = False
+    while work.edges or work.nodes:
+        if work.edges:
+            a, b = work.edges.popitem()[0]
+            if b in network.tables[a]:
+                changed |= _drop_separable(network, a, b, work) or _merge(network, a, b, work)
+        else:
+            node = work.nodes.popitem()[0]
+            if network.unary[node] is not None:
+                changed |= _take_out(network, node, work)
+    return changed
+
+
+class _Worklist:
+    """Edges and nodes to look at, each once, in a fixed order."""
+
+    def __init__(self, edges: Iterable[tuple[int, int]], nodes: Iterable[int]) -> None:
+        self.edges = dict.fromkeys(edges)
+        self.nodes = dict.fromkeys(nodes)
+
+    def add_edge(self, a: int, b: int) -> None:
+        self.edges[min(a, b), max(a, b)] = None
+
+
+def _drop_separable(network: Network, a: int, b: int, work: _Worklist) -> bool:
+    """Remove an edge that is a sum of a cost by row and a cost by column."""
+    table = network.tables[a][b]
+    if not np.isfinite(table).all():
+        return False
+    rows, columns = table[:, 0], table[0] - table[0, 0]
+    residue = table - rows[:, None] - columns[None, :]
+    if np.abs(residue).max() > 4e-16 * np.abs(table).max():
+        return False
+    network.unary[a] = network.costs(a) + rows
+    network.unary[b] = network.costs(b) + columns
+    network.drop_table(a, b)
+    work.nodes[a] = work.nodes[b] = None
+    return True
+
+
+def _take_out(network: Network, node: int, work: _Worklist) -> bool:
+    """Eliminate a node whose best strategy is a function of at most two neighbours."""
+    neighbours = list(network.tables[node])
+    if len(neighbours) > 2 or (len(neighbours) != 1 and network.terms[node]):
+        return False
+    if not neighbours:
+        best = int(np.argmin(network.costs(node)))
+        network.constant += network.costs(node)[best]
+        network.eliminate(node, (), np.array(best))
+    elif len(neighbours) == 1:
+        if not _fold_leaf(network, node):
+            return False
+    elif not _fold_chain(network, node):
+        return False
+    else:
+        work.add_edge(*neighbours)
+    work.nodes.update(dict.fromkeys(neighbours))
+    return True
+
+
+def _fold_leaf(network: Network, leaf: int) -> bool:
+    """Let a leaf follow its neighbour where one strategy is best for each of the neighbour's."""
+    ((parent, table),) = network.tables[leaf].items()
+    total = network.costs(leaf)[:, None] + table
+    terms = flatten(network.terms[leaf])
+    best = np.argmin(total, axis=0)
+    if terms:
+        # The cheapest, and among those the one of least memory, must need the least memory of all
+        # strategies that the neighbour's strategy allows.
+        finite = np.isfinite(total)
+        usage = sum((term.usage for term in terms), np.zeros(len(total)))
+        order = np.argsort(usage, kind="stable")
+        best = order[np.argmin(total[order], axis=0)]
+        for term in terms:
+            least = np.where(finite, term.usage[:, None], np.inf).min(axis=0)
+            if (term.usage[best] > least).any():
+                return False
+    picked = total[best, np.arange(len(best))]
+    network.unary[parent] = network.costs(parent) + picked
+    if terms:
+        network.terms[parent].append(Indexed(best, tuple(network.terms[leaf])))
+    network.eliminate(leaf, (parent,), best)
+    return True
+
+
+def _fold_chain(network: Network, node: int) -> bool:
+    """Replace a node between two others by an edge between these."""
+    (p, to_p), (q, to_q) = network.tables[node].items()
+    if to_p.shape[1] * to_q.shape[1] > MERGE_GROWTH * (to_p.size + to_q.size):
+        return False
+    total = network.costs(node)[:, None, None] + to_p[:, :, None] + to_q[:, None, :]
+    best = np.argmin(total, axis=0)
+    network.eliminate(node, (p, q), best)
+    network.add_table(p, q, np.take_along_axis(total, best[None], axis=0)[0])
+    return True
+
+
+def _merge(network: Network, a: int, b: int, work: _Worklist) -> bool:
+    """Join two nodes where a strategy of one leaves a single strategy to the other.
+
+    The allowed pairs are then as many as the strategies of the node that stays.
+    """
+    allowed = np.isfinite(network.tables[a][b])
+    count = int(allowed.sum())
+    if count > max(allowed.shape):
+        return False
+    stays_a = (allowed.sum(axis=1) == 1).all()
+    stays_b = (allowed.sum(axis=0) == 1).all()
+    if not stays_a or (stays_b and len(network.tables[b]) > len(network.tables[a])):
+        a, b, allowed = b, a, allowed.T
+        stays_a = stays_b
+    if not stays_a:
+        return False
+    table = network.tables[a][b]
+    follow = np.argmax(allowed, axis=1)
+    theirs = {c: t for c, t in network.tables[b].items() if c != a}
+    growth = sum(t.shape[1] for t in theirs.values()) * (len(follow) - table.shape[1])
+    if growth > MERGE_GROWTH * (table.size + sum(t.size for t in theirs.values())):
+        return False
+    forward = np.where(allowed, np.arange(len(follow))[:, None], -1)
+    network.unary[a] = (
+        network.costs(a) + network.costs(b)[follow] + table[np.arange(len(follow)), follow]
+    )
+    if network.terms[b]:
+        network.terms[a].append(Indexed(follow, tuple(network.terms[b])))
+    for c in list(network.tables[b]):
+        network.drop_table(b, c)
+    network.unary[b], network.terms[b] = None, []
+    for c, t in theirs.items():
+        network.add_table(a, c, t[follow])
+        work.add_edge(a, c)
+        work.nodes[c] = None
+    work.nodes[a] = None
+    network.trail.append(Merger(a, b, follow, forward))
+    return True
