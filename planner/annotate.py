@@ -1,0 +1,172 @@
+"""Step 7: put a plan's shardings on a module.
+
+Only `sdy.sharding_constraint` operations and the shardings of main's arguments and results are
+used: compilation ignores sharding attributes on other operations, and one on a loop ends the
+process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from shardwright.errors import InputError
+from shardwright.planner import mlir
+from shardwright.planner.collectives import DimAxes
+from shardwright.planner.constraints import Site, ValueConstraint
+from shardwright.planner.graph import OpKey, operation_keys
+from shardwright.planner.mlir import ir, sdy
+
+
+def annotate(
+    module: Any,
+    mesh_shape: Mapping[str, int],
+    constraints: Sequence[ValueConstraint],
+    in_shardings: Sequence[DimAxes] | None = None,
+    out_shardings: Sequence[DimAxes] | None = None,
+) -> None:
+    """Constrains an inlined module, in place; its context must be current.
+
+    Args:
+      mesh_shape: mesh axis name -> size, major to minor.
+      in_shardings: for each argument of main; None keeps those that the module has.
+      out_shardings: for each result of main; None keeps those that the module has.
+
+    Raises:
+      InputError: a constraint's operation is not in the module: it is another program.
+    """
+    mesh = _mesh_symbol(module, mesh_shape)
+    main = mlir.main_function(module)
+    if in_shardings is not None:
+        _set_attributes(main, "arg_attrs", [sharding_attribute(mesh, s) for s in in_shardings])
+    if out_shardings is not None:
+        _set_attributes(main, "res_attrs", [sharding_attribute(mesh, s) for s in out_shardings])
+    finder = _Finder(module, main)
+    # Values and readers are looked up before anything moves.
+    places = [
+        (c, finder.value(c.site), [finder.use(d.site) for d in c.demands]) for c in constraints
+    ]
+    for constraint, value, uses in places:
+        _constrain(mesh, constraint, value, uses)
+
+
+def sharding_attribute(mesh: str, sharding: DimAxes) -> Any:
+    """A closed sharding as an MLIR attribute."""
+    dims = [
+        sdy.DimensionShardingAttr.get(
+            [
+                sdy.AxisRefAttr.get(axis.name)
+                if axis.size is None
+                else sdy.AxisRefAttr.get(axis.name, sdy.SubAxisInfoAttr.get(axis.pre_size, axis.size))
+                for axis in dim
+            ],
+            is_closed=True,
+        )
+        for dim in sharding
+    ]
+    return sdy.TensorShardingAttr.get(mesh, dims)
+
+
+def _mesh_symbol(module: Any, shape: Mapping[str, int]) -> str:
+    """The module's mesh with these axes, added where there is none."""
+    wanted = list(shape.items())
+    names = set()
+    for op in module.body.operations:
+        if op.operation.name != "sdy.mesh":
+            continue
+        name = mlir.symbol_name(op)
+        names.add(name)
+        axes = sdy.MeshAttr(op.operation.attributes["mesh"]).axes
+        if [(a.name, a.size) for a in map(sdy.MeshAxisAttr, axes)] == wanted:
+            return name
+    name = next(n for n in ("mesh", *(f"mesh_{i}" for i in range(len(names) + 1))) if n not in names)
+    attribute = sdy.MeshAttr.get([sdy.MeshAxisAttr.get(n, size) for n, size in wanted])
+    with ir.InsertionPoint.at_block_begin(module.body), ir.Location.unknown():
+        sdy.MeshOp(name, attribute)
+    return name
+
+
+def _set_attributes(main: Any, kind: str, shardings: Sequence[Any]) -> None:
+    current = (
+        [dict(_named(ir.DictAttr(a))) for a in main.attributes[kind]]
+        if kind in main.attributes
+        else [{} for _ in shardings]
+    )
+    for attributes, sharding in zip(current, shardings, strict=True):
+        attributes["sdy.sharding"] = sharding
+    main.attributes[kind] = ir.ArrayAttr.get([ir.DictAttr.get(a) for a in current])
+
+
+def _named(attributes: Any) -> list[tuple[str, Any]]:
+    return [(a.name, a.attr) for a in attributes]
+
+
+class _Finder:
+    """Finds the sites of constraints in a module."""
+
+    def __init__(self, module: Any, main: Any) -> None:
+        self._block = mlir.entry_block(main)
+        self._ops = operation_keys(module)
+
+    def value(self, site: Site) -> Any:
+        if site.kind == "argument":
+            return self._block.arguments[site.index]
+        op = self._op(site.key)
+        if site.kind == "carry":
+            return op.regions[1].blocks[0].arguments[site.index]
+        return op.results[site.index]
+
+    def use(self, site: Site) -> tuple[Any, int]:
+        """The operation that reads, and which of its operands."""
+        if site.kind == "return":
+            return mlir.last_operation(self._block), site.index
+        op = self._op(site.key)
+        if site.kind == "yield":
+            return mlir.last_operation(op.regions[site.branch].blocks[0]), site.index
+        return op, site.index
+
+    def _op(self, key: OpKey | None) -> Any:
+        if key not in self._ops:
+            assert key is not None
+            raise InputError(
+                f"the plan constrains {key.op} number {key.ordinal} at {key.location!r}, which "
+                "this program does not have",
+                where="annotation",
+                do="Plan this program again: it is not the one that was planned",
+            )
+        return self._ops[key]
+
+
+def _constrain(
+    mesh: str, constraint: ValueConstraint, value: Any, uses: Sequence[tuple[Any, int]]
+) -> None:
+    insert = _after(value)
+    # Results of main are constrained by its result shardings; a lone argument needs nothing.
+    made = value
+    if constraint.site.kind != "argument":
+        made = _add_constraint(mesh, value, constraint.made, insert)
+        value.replace_all_uses_except(made, made.owner)
+    given = made
+    if constraint.copy is not None:
+        given = _add_constraint(mesh, made, constraint.copy, _after(made))
+    for demand, (op, operand) in zip(constraint.demands, uses, strict=True):
+        wanted = given
+        if demand.sharding is not None:
+            wanted = _add_constraint(mesh, given, demand.sharding, lambda op=op: ir.InsertionPoint(op))
+        if wanted is not made:
+            op.operands[operand] = wanted
+
+
+def _after(value: Any) -> Callable[[], Any]:
+    """Makes an insertion point right after a value is defined."""
+    owner = value.owner
+    if isinstance(owner, ir.Block):
+        return lambda: ir.InsertionPoint.at_block_begin(owner)
+    return lambda: ir.InsertionPoint.after(owner.operation)
+
+
+def _add_constraint(
+    mesh: str, value: Any, sharding: DimAxes, insert: Callable[[], Any]
+) -> Any:
+    with insert(), value.location:
+        return sdy.ShardingConstraintOp(value, sharding_attribute(mesh, sharding)).result

@@ -1,0 +1,99 @@
+"""The collectives in a module after Shardy's passes, read into plain data."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from shardwright.hardware_profiles.mesh import AxisRef
+
+_AXIS = re.compile(r'"([^"]+)"(?::\((\d+)\)(\d+))?')
+_DIMENSION = re.compile(r"\{([^}]*)\}")
+_AXES_ATTRIBUTE = {
+    "sdy.all_gather": "gathering_axes",
+    "sdy.all_slice": "slicing_axes",
+    "sdy.all_reduce": "reduction_axes",
+    "sdy.reduce_scatter": "reduce_scatter_axes",
+    "sdy.all_to_all": "params",
+}
+KINDS = (*_AXES_ATTRIBUTE, "sdy.collective_permute")
+
+DimAxes = tuple[tuple[AxisRef, ...], ...]
+"""For each dimension of a tensor, the mesh axes that shard it, major to minor."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One collective on one tensor.
+
+    Attributes:
+      kind: "all_gather", "all_slice", "all_reduce", "reduce_scatter", "all_to_all" or
+        "collective_permute".
+      axes: the mesh axes (or sub-axes) that it runs over.
+      divisor: in how many parts the global tensor is cut to give the array that the cost is
+        told in (see `shardwright.cost_models.collectives`: the gathered array of an all-gather,
+        the unreduced one of a reduce-scatter, the local one otherwise).
+    """
+
+    kind: str
+    axes: tuple[AxisRef, ...]
+    divisor: float
+
+
+def parse_axes(text: str) -> tuple[AxisRef, ...]:
+    """The axes named in a piece of Shardy's syntax, sub-axes as ("x", pre_size, size)."""
+    return tuple(
+        AxisRef(name, int(pre), int(size)) if size else AxisRef(name)
+        for name, pre, size in _AXIS.findall(text)
+    )
+
+
+def parse_sharding(text: str) -> DimAxes:
+    """The dimension shardings of `#sdy.sharding<@mesh, [{"x"}, {}]>`."""
+    dimensions = text[text.index("[") : text.rindex("]") + 1]
+    return tuple(parse_axes(d) for d in _DIMENSION.findall(dimensions))
+
+
+def axis_size(axis: AxisRef, sizes: Mapping[str, int]) -> int:
+    """The size of an axis, or of the part of it that is meant."""
+    return axis.size if axis.size is not None else sizes[axis.name]
+
+
+def shards(sharding: DimAxes, sizes: Mapping[str, int]) -> int:
+    """In how many parts a sharding cuts a tensor."""
+    return math.prod(axis_size(axis, sizes) for dim in sharding for axis in dim)
+
+
+def read_step(op: Any, before: DimAxes, sizes: Mapping[str, int]) -> tuple[Step, DimAxes]:
+    """Reads a collective operation.
+
+    Args:
+      op: one of the operations in `KINDS`.
+      before: the sharding of its operand.
+      sizes: mesh axis name -> size.
+
+    Returns:
+      The collective and the sharding of its result.
+    """
+    kind = op.name.removeprefix("sdy.")
+    after = parse_sharding(str(op.attributes["out_sharding"]))
+    if kind == "collective_permute":
+        changed = {a.name: a for b, c in zip(before, after, strict=True) if b != c for a in (*b, *c)}
+        axes: tuple[AxisRef, ...] = tuple(AxisRef(name) for name in changed)
+    else:
+        axes = parse_axes(str(op.attributes[_AXES_ATTRIBUTE[op.name]]))
+    told_after = kind in ("all_gather", "all_reduce", "all_slice")
+    return Step(kind, axes, shards(after if told_after else before, sizes)), after
+
+
+def merge_reduce_and_slice(reduce_axes: Sequence[AxisRef], slice_step: Step | None) -> bool:
+    """Whether an all-reduce followed by a slice is one reduce-scatter.
+
+    The partitioner makes it one where every reduced axis is sliced over.
+    """
+    if slice_step is None or slice_step.kind != "all_slice":
+        return False
+    return set(reduce_axes) <= set(slice_step.axes)

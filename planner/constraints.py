@@ -1,0 +1,148 @@
+"""The sharding constraints of a solution: enough that propagation has no freedom left.
+
+One record for each value that runs between nodes: the sharding it is made in, the sharding it is
+brought to once for several readers, and what single readers demand. Both sides of every reshard
+are told, since where to reshard is part of the plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shardwright.planner.collectives import DimAxes
+from shardwright.planner.graph import OpGraph, OpKey
+from shardwright.planner.nodes import Port, Use, is_trivial
+from shardwright.planner.problem import ShardingProblem, sharding_of
+
+
+@dataclass(frozen=True)
+class Site:
+    """A place in a program that is found again in a new lowering of it.
+
+    Attributes:
+      kind: "argument" (of main), "result" (of an operation), "carry" (argument of a loop's body),
+        "operand" (of an operation; a loop's are its initial values), "yield" (of a loop's body or
+        of a branch) or "return" (of main).
+      index: which argument, result, operand...
+      key: the operation; None for main.
+      branch: for yields, which region of the operation.
+    """
+
+    kind: str
+    index: int
+    key: OpKey | None = None
+    branch: int = 0
+
+
+@dataclass(frozen=True)
+class Demand:
+    """A reader of a value, and the sharding it needs where that is not the one it is given."""
+
+    site: Site
+    sharding: DimAxes | None
+
+
+@dataclass(frozen=True)
+class ValueConstraint:
+    """The shardings of one value.
+
+    Attributes:
+      made: the sharding it is produced in.
+      copy: the sharding that the readers in `demands` are given, where it differs.
+    """
+
+    site: Site
+    made: DimAxes
+    copy: DimAxes | None
+    demands: tuple[Demand, ...]
+    source: str
+
+
+def value_constraints(
+    problem: ShardingProblem, choices: Sequence[int]
+) -> tuple[ValueConstraint, ...]:
+    """The constraints that say a solution, in program order."""
+    nodes, graph = problem.node_graph, problem.node_graph.graph
+    names = tuple(problem.mesh.shape)
+    copies = {copy.value: copy for copy in problem.copies}
+    body_yields = _yield_sites(graph)
+
+    def sharding(node: int, port: Port) -> DimAxes:
+        return sharding_of(problem.strategies[node][choices[node]], port.dims, names)
+
+    found = []
+    for value, port in sorted(nodes.producers.items()):
+        if is_trivial(graph.values[value]):
+            continue
+        site = _value_site(graph, value)
+        if site is None:
+            continue
+        made = given = sharding(port.node, port)
+        copy = copies.get(value)
+        if copy is not None:
+            dims = tuple((d,) for d in range(len(graph.values[value].shape)))
+            given = sharding(copy.node, Port(copy.node, value, dims))
+        demands = []
+        for use in nodes.uses.get(value, ()):
+            wanted = sharding(use.port.node, use.port)
+            # Reads inside the value's own group keep the sharding that it was made in.
+            demands.append(
+                Demand(_use_site(graph, use, value, body_yields), wanted if wanted != given else None)
+            )
+        if not demands and site.kind == "result":
+            continue
+        producer = graph.values[value].producer
+        found.append(
+            ValueConstraint(
+                site=site,
+                made=made,
+                copy=given if given != made else None,
+                demands=tuple(demands),
+                source=graph.ops[producer].source if producer >= 0 else "",
+            )
+        )
+    return tuple(found)
+
+
+def _value_site(graph: OpGraph, value: int) -> Site | None:
+    producer = graph.values[value].producer
+    if producer >= 0:
+        op = graph.ops[producer]
+        return Site("result", op.results.index(value), op.key)
+    if value in graph.arguments:
+        return Site("argument", graph.arguments.index(value))
+    for loop in graph.loops:
+        for k, carry in enumerate(loop.carries):
+            if carry.argument == value:
+                return Site("carry", k, loop.key)
+    return None
+
+
+def _yield_sites(graph: OpGraph) -> dict[tuple[int, int], Site]:
+    """(program point, position) of a loop's yields -> their site."""
+    return {
+        (loop.last_op - 1, k): Site("yield", k, loop.key, branch=1)
+        for loop in graph.loops
+        for k in range(len(loop.carries))
+    }
+
+
+def _use_site(
+    graph: OpGraph, use: Use, value: int, yields: dict[tuple[int, int], Site]
+) -> Site:
+    if use.op >= 0:
+        return Site("operand", use.operand, graph.ops[use.op].key)
+    if use.time == len(graph.ops):
+        return Site("return", use.operand)
+    for join in graph.joins:
+        if join.op == use.time and value in join.yields:
+            op = graph.ops[join.op]
+            return Site("yield", op.results.index(join.result), op.key, branch=use.operand)
+    for loop in graph.loops:
+        starts = loop.first_op - 1 == use.time
+        if starts and loop.carries[use.operand].init == value:
+            return Site("operand", use.operand, loop.key)
+    return yields[use.time, use.operand]
+
+

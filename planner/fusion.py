@@ -1,0 +1,192 @@
+"""Which tensors reach HBM: a model of XLA's fusion.
+
+A chain of elementwise operations reads its inputs once and writes its outputs once. What a
+single later fusion reads is computed inside it; what several read is recomputed from its source
+where it has only one, and written otherwise. Reductions and matrix multiplications end a fusion,
+and a matrix multiplication takes the elementwise work that follows it along.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from shardwright.planner.graph import Op, OpGraph
+from shardwright.planner.nodes import GROUP, NodeGraph, is_trivial
+
+IN_PLACE = ("stablehlo.dynamic_update_slice", "stablehlo.scatter")
+"""Operations that write into their first operand's buffer where nothing else needs it."""
+
+VIEWS = ("stablehlo.dynamic_slice", "stablehlo.slice", "stablehlo.reshape")
+"""Operations that fuse into whatever reads them."""
+
+_MATRIX = ("stablehlo.dot_general", "stablehlo.convolution")
+_REDUCE = "stablehlo.reduce"
+
+
+@dataclass(frozen=True)
+class Read:
+    """A fusion reads a tensor from HBM, as operand `operand` of operation `op`."""
+
+    op: int
+    operand: int
+
+
+@dataclass(frozen=True)
+class Fusion:
+    """Operations that run as one kernel.
+
+    Attributes:
+      ops: the operations, in program order.
+      reads: tensors that it reads from HBM, each once.
+      writes: values that it writes to HBM.
+      time: the program point at which it runs (that of its last operation).
+    """
+
+    ops: tuple[int, ...]
+    reads: tuple[Read, ...]
+    writes: tuple[int, ...]
+    time: int
+
+
+@dataclass(frozen=True)
+class FusionPlan:
+    """All kernels of a program and which values have buffers.
+
+    Attributes:
+      materialized: value ids that reach HBM.
+      fusion_of_op: operation id -> index into fusions.
+    """
+
+    fusions: tuple[Fusion, ...] = field(repr=False)
+    materialized: frozenset[int] = field(repr=False)
+    fusion_of_op: dict[int, int] = field(repr=False)
+
+
+def plan_fusions(nodes: NodeGraph) -> FusionPlan:
+    """Groups the operations of a program into kernels."""
+    return _Planner(nodes).plan()
+
+
+class _Planner:
+    def __init__(self, nodes: NodeGraph) -> None:
+        self._nodes = nodes
+        self._graph: OpGraph = nodes.graph
+        self._readers = self._graph.uses()
+        self._leader: dict[int, int] = {}
+        self._runs_in: dict[int, frozenset[int]] = {}
+        self._materialized: set[int] = set()
+        self._transparent: dict[int, tuple[Read, ...]] = {}
+        kept = set(self._graph.results)
+        for loop in self._graph.loops:
+            kept.update(v for carry in loop.carries for v in (carry.init, carry.yielded))
+        for join in self._graph.joins:
+            kept.update(join.yields)
+        self._kept = kept
+
+    def plan(self) -> FusionPlan:
+        for op in reversed(self._graph.ops):
+            if self._nodes.node_of_op[op.id] >= 0:
+                self._place(op)
+        members: dict[int, list[int]] = {}
+        for op in self._graph.ops:
+            if op.id in self._leader:
+                members.setdefault(self._leader[op.id], []).append(op.id)
+        fusions = tuple(self._fusion(ops) for ops in members.values())
+        of_op = {op: i for i, fusion in enumerate(fusions) for op in fusion.ops}
+        return FusionPlan(fusions, frozenset(self._materialized), of_op)
+
+    def _fusible(self, op: Op) -> bool:
+        node = self._nodes.node_of_op[op.id]
+        return node >= 0 and self._nodes.nodes[node].kind == GROUP and op.name != _REDUCE
+
+    def _place(self, op: Op) -> None:
+        """Decides in which kernel an operation runs; its readers are placed already."""
+        results = [r for r in op.results if not self._graph.values[r].free]
+        if not results:
+            return
+        readers = {r for result in results for r in self._readers.get(result, ())}
+        runs_in = frozenset().union(*(self._runs_in.get(r, {r}) for r in readers))
+        kept = any(result in self._kept for result in results)
+        one = self._graph.ops[next(iter(runs_in))] if len(runs_in) == 1 else None
+        followed = one is not None and self._fusible(one) and one.loop == op.loop
+        own = frozenset((op.id,))
+        if op.name in VIEWS and not kept:
+            self._runs_in[op.id] = own
+            return
+        if op.name in _MATRIX and followed and not kept:
+            self._transparent[results[0]] = ()
+        elif self._fusible(op):
+            node = self._nodes.node_of_op
+            if followed and one is not None and node[one.id] == node[op.id]:
+                self._leader[op.id] = self._leader.get(one.id, one.id)
+                self._runs_in[op.id] = runs_in
+                if kept:
+                    self._write(results)
+                return
+            sources = self._sources(op)
+            if not kept and len(sources) <= 1:
+                self._transparent[results[0]] = sources
+                self._runs_in[op.id] = runs_in
+                return
+            self._write(results)
+        elif readers or kept:
+            self._write(results)
+        self._leader[op.id] = op.id
+        self._runs_in[op.id] = own
+
+    def _write(self, results: list[int]) -> None:
+        self._materialized.update(r for r in results if not is_trivial(self._graph.values[r]))
+
+    def _sources(self, op: Op) -> tuple[Read, ...]:
+        """The large tensors that an operation reads."""
+        values = self._graph.values
+        elements = max((_elements(values[r].shape) for r in op.results), default=0)
+        seen: dict[int, Read] = {}
+        for k, operand in enumerate(op.operands):
+            value = values[operand]
+            if not value.free and _elements(value.shape) * 8 > elements:
+                seen.setdefault(operand, Read(op.id, k))
+        return tuple(seen.values())
+
+    def _fusion(self, ops: list[int]) -> Fusion:
+        inside = set(ops)
+        reads: dict[int, Read] = {}
+        for op_id in ops:
+            op = self._graph.ops[op_id]
+            for k, operand in enumerate(op.operands):
+                if self._graph.values[operand].producer in inside:
+                    continue
+                for read in self._resolve(Read(op_id, k)):
+                    value = self._graph.ops[read.op].operands[read.operand]
+                    reads.setdefault(value, read)
+        writes = tuple(
+            r for i in ops for r in self._graph.ops[i].results if r in self._materialized
+        )
+        return Fusion(tuple(ops), tuple(reads.values()), writes, max(ops))
+
+    def _resolve(self, read: Read) -> Iterable[Read]:
+        """What is read from HBM for an operand, looking through what is computed on the fly.
+
+        Only within a node: between nodes a tensor may be resharded, so it is read as it is.
+        """
+        value = self._graph.ops[read.op].operands[read.operand]
+        if self._graph.values[value].free or is_trivial(self._graph.values[value]):
+            return ()
+        if value not in self._transparent:
+            return (read,)
+        node = self._nodes.node_of_op
+        if self._transparent[value] and node[self._graph.values[value].producer] != node[read.op]:
+            return (read,)
+        found: dict[tuple[int, int], Read] = {}
+        for source in self._transparent[value]:
+            for inner in self._resolve(source):
+                found[inner.op, inner.operand] = inner
+        return found.values()
+
+
+def _elements(shape: tuple[int, ...]) -> int:
+    count = 1
+    for size in shape:
+        count *= size
+    return count

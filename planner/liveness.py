@@ -1,0 +1,118 @@
+"""When each buffer of a program is alive.
+
+Time is counted in operations of the op graph, loop bodies inlined once: what a loop carries
+lives as long as the whole loop, what its body makes only within one pass.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shardwright.planner.fusion import IN_PLACE, FusionPlan
+from shardwright.planner.graph import OpGraph
+from shardwright.planner.nodes import NodeGraph
+
+
+@dataclass(frozen=True)
+class Lifetime:
+    """A buffer of one value, alive in the half-open interval of program points [start, end)."""
+
+    value: int
+    start: int
+    end: int
+
+
+def lifetimes(nodes: NodeGraph, fusions: FusionPlan) -> tuple[Lifetime, ...]:
+    """The buffers of a program, one for each value that has memory of its own.
+
+    Arguments live throughout, donated or not: a donated one is taken over by the result that
+    aliases it, so that result needs none of its own. A loop-carried value has one buffer for its
+    initial value, every pass and the result.
+    """
+    return _Lifetimes(nodes, fusions).find()
+
+
+class _Lifetimes:
+    def __init__(self, nodes: NodeGraph, fusions: FusionPlan) -> None:
+        self._graph: OpGraph = nodes.graph
+        self._fusions = fusions
+        self._end_of_program = len(self._graph.ops)
+        self._last: dict[int, int] = {}
+        self._owner: dict[int, int] = {}
+
+    def find(self) -> tuple[Lifetime, ...]:
+        graph = self._graph
+        for fusion in self._fusions.fusions:
+            for read in fusion.reads:
+                value = graph.ops[read.op].operands[read.operand]
+                # An elementwise kernel may write over an input that dies with it.
+                in_place = len(fusion.ops) > 1 or fusion.ops[0] != read.op
+                self._extend(value, fusion.time + (0 if in_place else 1))
+        for position, value in enumerate(graph.results):
+            if position not in graph.aliases:
+                self._extend(value, self._end_of_program)
+        self._alias_loops()
+        found = [Lifetime(value, 0, self._end_of_program + 1) for value in graph.arguments]
+        aliased = {v for k, v in enumerate(graph.results) if k in graph.aliases}
+        starts = self._starts()
+        ends: dict[int, int] = {}
+        for value, last in self._last.items():
+            owner = self._find_owner(value)
+            ends[owner] = max(ends.get(owner, 0), last)
+        taken = set(graph.arguments) | {self._find_owner(v) for v in aliased}
+        for owner, start in starts.items():
+            if owner not in taken and not graph.values[owner].free:
+                end = ends.get(owner, start + 1)
+                found.append(Lifetime(owner, start, max(end, start + 1)))
+        return tuple(found)
+
+    def _extend(self, value: int, time: int) -> None:
+        self._last[value] = max(self._last.get(value, 0), time)
+
+    def _find_owner(self, value: int) -> int:
+        while value in self._owner:
+            value = self._owner[value]
+        return value
+
+    def _join(self, value: int, owner: int) -> None:
+        value, owner = self._find_owner(value), self._find_owner(owner)
+        if value != owner:
+            self._owner[value] = owner
+
+    def _alias_loops(self) -> None:
+        """Values that share one buffer: loop carries, and results written in place."""
+        graph = self._graph
+        donated = self._donated()
+        for loop in graph.loops:
+            start = loop.first_op - 1
+            for carry in loop.carries:
+                if graph.values[carry.argument].free:
+                    continue
+                self._extend(carry.argument, loop.last_op)
+                self._join(carry.result, carry.argument)
+                if carry.invariant or carry.init in donated:
+                    if not graph.values[carry.init].free:
+                        self._join(carry.argument, carry.init)
+                else:
+                    self._extend(carry.init, start)
+                if not carry.invariant:
+                    self._join(carry.yielded, carry.argument)
+        for op in graph.ops:
+            if op.name in IN_PLACE and self._last.get(op.operands[0], 0) <= op.id + 1:
+                self._join(op.results[0], op.operands[0])
+
+    def _donated(self) -> set[int]:
+        return {self._graph.arguments[i] for i in self._graph.aliases.values()}
+
+    def _starts(self) -> dict[int, int]:
+        starts: dict[int, int] = {}
+        for fusion in self._fusions.fusions:
+            for value in fusion.writes:
+                owner = self._find_owner(value)
+                starts[owner] = min(starts.get(owner, fusion.time), fusion.time)
+        for loop in self._graph.loops:
+            for carry in loop.carries:
+                owner = self._find_owner(carry.argument)
+                time = loop.first_op - 1
+                starts[owner] = min(starts.get(owner, time), time)
+        return starts

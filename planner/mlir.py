@@ -1,0 +1,155 @@
+"""The MLIR side of a program: contexts, parsing, Shardy passes and inlining.
+
+Everything that touches jaxlib's MLIR bindings in a generic way is here; modules that read
+operations import their dialects from here too, so that there is one place that knows them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from jax._src.interpreters.mlir import make_ir_context
+from jaxlib.mlir import ir, passmanager
+from jaxlib.mlir.dialects import sdy
+
+from shardwright.errors import InputError
+
+__all__ = ["ir", "sdy"]
+
+# Every pass named here is probed by a test, so that a new jaxlib which lacks one fails loudly.
+FLATTEN_CALLS = "sdy-flatten-call-graph"
+POPULATE_RULES = "func.func(sdy-populate-op-sharding-rules)"
+PROPAGATE = "sdy-propagation-pipeline"
+INSERT_RESHARDS = "func.func(sdy-insert-explicit-reshards{enable-full-version=true})"
+RESHARDS_TO_COLLECTIVES = "func.func(sdy-reshard-to-collectives)"
+REQUIRED_PASSES = (
+    FLATTEN_CALLS,
+    POPULATE_RULES,
+    PROPAGATE,
+    INSERT_RESHARDS,
+    RESHARDS_TO_COLLECTIVES,
+)
+
+PREFETCHABLE = frozenset(
+    f"stablehlo.{name}"
+    for name in ("convert", "dynamic_slice", "slice", "reshape", "transpose", "optimization_barrier")
+)
+"""Views and casts: what they make of an argument is known long before it is needed."""
+
+_FRAME = re.compile(r'"([^"]+)":(\d+)')
+
+
+def new_context() -> Any:
+    """An MLIR context with the dialects that JAX programs use (StableHLO, CHLO, func, sdy)."""
+    return make_ir_context()
+
+
+def parse_module(text_or_bytecode: str | bytes, where: str = "program") -> Any:
+    """Parses StableHLO text or bytecode in the current context.
+
+    Raises:
+      InputError: the input does not parse; the parser's own message is quoted.
+    """
+    try:
+        return ir.Module.parse(text_or_bytecode)
+    except Exception as error:  # the bindings raise several types; all mean the same
+        reason = str(error).strip().splitlines()
+        raise InputError(
+            f"this is not a StableHLO module that parses ({'; '.join(reason[:2])[:300]})",
+            where=where,
+            do="Pass the text or bytecode of a StableHLO module, or the bytes of a jax.export "
+            "artifact",
+        ) from None
+
+
+def run_passes(module: Any, *passes: str) -> None:
+    """Runs Shardy passes on a module, in place and in order."""
+    pipeline = f"builtin.module({','.join(passes)})"
+    passmanager.PassManager.parse(pipeline).run(module.operation)
+
+
+def main_function(module: Any) -> Any:
+    """The entry function of a module.
+
+    Raises:
+      InputError: the module has no function called main.
+    """
+    for op in module.body.operations:
+        if op.operation.name == "func.func" and symbol_name(op) == "main":
+            return op.operation
+    raise InputError("the module has no function called main", where="program")
+
+
+def symbol_name(op: Any) -> str:
+    """The symbol that an operation defines."""
+    return str(ir.StringAttr(op.operation.attributes["sym_name"]).value)
+
+
+def entry_block(func: Any) -> Any:
+    """The body of a function."""
+    return func.operation.regions[0].blocks[0]
+
+
+def inline_calls(module: Any) -> None:
+    """Moves the body of every called function to its call, so that only main is left.
+
+    Calls are flattened first (each call gets its own copy of its function), since one function's
+    tensors may need different shardings at different calls.
+    """
+    run_passes(module, FLATTEN_CALLS)
+    functions = {
+        symbol_name(op): op for op in module.body.operations if op.operation.name == "func.func"
+    }
+    _inline_block(entry_block(main_function(module)), functions)
+    for name, function in functions.items():
+        if name != "main":
+            function.operation.erase()
+
+
+def _inline_block(block: Any, functions: dict[str, Any]) -> None:
+    for op in [o.operation for o in block.operations]:
+        if op.name != "func.call":
+            for region in op.regions:
+                for inner in region.blocks:
+                    _inline_block(inner, functions)
+            continue
+        callee = functions[ir.FlatSymbolRefAttr(op.attributes["callee"]).value]
+        body = entry_block(callee)
+        _inline_block(body, functions)
+        for argument, operand in zip(body.arguments, op.operands, strict=True):
+            argument.replace_all_uses_with(operand)
+        *inner_ops, terminator = [o.operation for o in body.operations]
+        for inner_op in inner_ops:
+            inner_op.move_before(op)
+        for result, value in zip(op.results, terminator.operands, strict=True):
+            result.replace_all_uses_with(value)
+        op.erase()
+        terminator.erase()
+
+
+def walk_block(block: Any) -> Iterator[Any]:
+    """Yields the operations of a block in order, without entering their regions."""
+    for op in block.operations:
+        yield op.operation
+
+
+def location_name(op: Any) -> str:
+    """The name that JAX gave an operation ("jit(step)/bsd,df->bsf/dot_general"), or ""."""
+    location = op.location
+    try:
+        return str(location.name_str)
+    except (AttributeError, ValueError):
+        return ""
+
+
+def source_line(op: Any) -> str:
+    """The innermost line of the user's source that made an operation ("model.py:14"), or ""."""
+    match = _FRAME.search(str(op.location))
+    return f"{match.group(1)}:{match.group(2)}" if match else ""
+
+
+def last_operation(block: Any) -> Any:
+    """The terminator of a block."""
+    return list(block.operations)[-1].operation

@@ -1,0 +1,188 @@
+"""Seconds that operations and kernels take on one device, from their local shapes.
+
+The same functions price a strategy when the problem is built (many strategies at once) and a
+finished plan when it is evaluated (one). Shapes come as integer arrays (strategies, rank).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwright.cost_models import compute
+from shardwright.cost_models.memory import tiled_bytes
+from shardwright.hardware_profiles.chip import ChipProfile
+from shardwright.planner.fusion import IN_PLACE, Fusion
+from shardwright.planner.graph import Op, OpGraph
+from shardwright.planner.rules import Rule
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+LocalDims = Callable[[int, int], IntArray]
+"""(operation, position) -> local shapes; operands count from 0, results from -1 downwards."""
+
+_PARTIAL_READS = ("stablehlo.gather", "stablehlo.dynamic_slice", "stablehlo.slice")
+_MOVES_DATA = frozenset(
+    f"stablehlo.{name}"
+    for name in (
+        "bitcast_convert", "broadcast_in_dim", "concatenate", "copy", "dynamic_slice",
+        "dynamic_update_slice", "optimization_barrier", "pad", "reshape", "reverse", "slice",
+        "transpose",
+    )
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class KernelSeconds:
+    """What each unit of the device needs for one run of a kernel, by strategy; they overlap."""
+
+    mxu: FloatArray
+    vpu: FloatArray
+    hbm: FloatArray
+
+    @property
+    def total(self) -> FloatArray:
+        """Seconds of the kernel: its slowest unit."""
+        return compute.roofline_seconds(self.mxu, self.vpu, self.hbm)
+
+
+def result_position(k: int) -> int:
+    """How `LocalDims` counts the k-th result."""
+    return -1 - k
+
+
+def kernel_seconds(
+    graph: OpGraph, fusion: Fusion, local: LocalDims, chip: ChipProfile
+) -> KernelSeconds:
+    """Seconds of one run of a kernel on each unit of one device."""
+    mxu: FloatArray = np.zeros(1)
+    vpu: FloatArray = np.zeros(1)
+    for op_id in fusion.ops:
+        op = graph.ops[op_id]
+        mxu_part, vpu_part = _op_seconds(graph, op, local, chip)
+        mxu, vpu = mxu + mxu_part, vpu + vpu_part
+    return KernelSeconds(mxu, vpu, compute.hbm_seconds(_hbm_bytes(graph, fusion, local), chip))
+
+
+def local_bytes(dims: IntArray, dtype: str) -> FloatArray:
+    """Bytes of HBM that local arrays take, tile padding included, shape (strategies,)."""
+    return tiled_bytes(dims, dtype)
+
+
+def _hbm_bytes(graph: OpGraph, fusion: Fusion, local: LocalDims) -> FloatArray:
+    """Bytes that a kernel reads from and writes to HBM, shape (strategies,)."""
+    total: FloatArray = np.zeros(1)
+    for read in fusion.reads:
+        op = graph.ops[read.op]
+        if op.name in IN_PLACE and read.operand == 0:
+            continue
+        if op.name in _PARTIAL_READS and read.operand == 0:
+            value, position = op.results[0], result_position(0)
+        else:
+            value, position = op.operands[read.operand], read.operand
+        total = total + local_bytes(local(op.id, position), graph.values[value].dtype)
+    for value in fusion.writes:
+        op = graph.ops[graph.values[value].producer]
+        if op.name in IN_PLACE:
+            update = len(op.operands) - 1 if op.name == "stablehlo.scatter" else 1
+            dims, dtype = local(op.id, update), graph.values[op.operands[update]].dtype
+        else:
+            dims = local(op.id, result_position(op.results.index(value)))
+            dtype = graph.values[value].dtype
+        total = total + local_bytes(dims, dtype)
+    return total
+
+
+def _op_seconds(
+    graph: OpGraph, op: Op, local: LocalDims, chip: ChipProfile
+) -> tuple[FloatArray, FloatArray]:
+    """Seconds of the matrix and of the vector units."""
+    zero: FloatArray = np.zeros(1)
+    if op.name in _MOVES_DATA or not op.results:
+        return zero, zero
+    dtype = graph.values[op.operands[0]].dtype if op.operands else "f32"
+    if op.name == "stablehlo.dot_general" and op.rule is not None:
+        return _dot_seconds(op, op.rule, local, dtype, chip), zero
+    if op.name == "stablehlo.convolution" and op.rule is not None:
+        return _convolution_seconds(op, local, dtype, chip), zero
+    if op.name in ("stablehlo.gather", "stablehlo.scatter"):
+        touched = result_position(0) if op.name.endswith("gather") else len(op.operands) - 1
+        dims = local(op.id, touched)
+        return zero, compute.gather_scatter_seconds(_elements(dims), dtype, chip)
+    if op.name == "stablehlo.sort":
+        dims = local(op.id, 0)
+        return zero, compute.sort_seconds(_elements(dims), dims.max(axis=1), dtype, chip)
+    largest = max(
+        [*range(len(op.operands)), *(result_position(k) for k in range(len(op.results)))],
+        key=lambda p: _size(graph, op, p),
+    )
+    elements = _elements(local(op.id, largest))
+    weight = compute.vector_ops(op.name.removeprefix("stablehlo.").removeprefix("chlo."))
+    return zero, compute.vector_seconds(elements, dtype, chip, weight)
+
+
+def _size(graph: OpGraph, op: Op, position: int) -> int:
+    value = op.operands[position] if position >= 0 else op.results[-1 - position]
+    return int(np.prod(graph.values[value].shape, dtype=np.int64))
+
+
+def _elements(dims: IntArray) -> FloatArray:
+    return dims.prod(axis=1).astype(np.float64)
+
+
+def dot_kinds(rule: Rule) -> dict[str, tuple[int, ...]]:
+    """The factors of a dot by their part in it: batch, m, n or k."""
+    left, right, out = (
+        {f for dim in mapping for f in dim}
+        for mapping in (rule.operands[0], rule.operands[1], rule.results[0])
+    )
+    return {
+        "batch": tuple(sorted(left & right & out)),
+        "m": tuple(sorted((left & out) - right)),
+        "n": tuple(sorted((right & out) - left)),
+        "k": tuple(sorted((left & right) - out)),
+    }
+
+
+def _dot_seconds(
+    op: Op, rule: Rule, local: LocalDims, dtype: str, chip: ChipProfile
+) -> FloatArray:
+    sizes: dict[int, IntArray] = {}
+    for position in (0, 1):
+        dims = local(op.id, position)
+        for column, factors in enumerate(rule.operands[position]):
+            for factor in factors:
+                sizes[factor] = dims[:, column]
+    one = np.ones(1, dtype=np.int64)
+
+    def extent(factors: tuple[int, ...]) -> IntArray:
+        product = one
+        for factor in factors:
+            product = product * sizes[factor]
+        return product
+
+    kinds = {kind: extent(factors) for kind, factors in dot_kinds(rule).items()}
+    return compute.matmul_seconds(
+        kinds["batch"], kinds["m"], kinds["k"], kinds["n"], dtype, chip
+    )
+
+
+def _convolution_seconds(op: Op, local: LocalDims, dtype: str, chip: ChipProfile) -> FloatArray:
+    numbers = op.detail["dimension_numbers"]
+    out = local(op.id, result_position(0))
+    kernel = local(op.id, 1)
+    spatial = [out[:, d] for d in numbers.output_spatial]
+    window = [kernel[:, d] for d in numbers.kernel_spatial]
+    return compute.convolution_seconds(
+        out[:, numbers.output_batch],
+        spatial,
+        window,
+        kernel[:, numbers.kernel_input_feature],
+        kernel[:, numbers.kernel_output_feature],
+        op.detail["feature_group_count"],
+        dtype,
+        chip,
+    )

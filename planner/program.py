@@ -1,0 +1,277 @@
+"""Step 1: a program, from a JAX function, a jax.export artifact or StableHLO.
+
+One form inside: an MLIR module whose calls are inlined, with the names of its inputs and outputs
+and which outputs take over the buffers of which inputs.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import io
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+from jax import export as jax_export
+from jaxlib.mlir.dialects import stablehlo
+
+from shardwright.errors import InputError
+from shardwright.planner import mlir
+from shardwright.planner.mlir import ir
+
+_EXPORT_HELP = "Pass the bytes that jax.export's Exported.serialize() returned"
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One input or output: its path in the pytree, its shape and its StableHLO element type."""
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program to plan.
+
+    Attributes:
+      name: what the user would call it (the function's name or the module's).
+      bytecode: MLIR bytecode of the module, calls inlined, with locations.
+      inputs: the arguments of main in order.
+      outputs: the results of main in order.
+      aliases: output index -> input index whose buffer it takes over (donated state).
+      in_tree: the pytree of the arguments, or None where the input had none.
+      out_tree: the pytree of the result, or None.
+      fingerprint: SHA-256 of the module without locations; equal programs have equal ones.
+    """
+
+    name: str
+    bytecode: bytes = field(repr=False)
+    inputs: tuple[Tensor, ...] = field(repr=False)
+    outputs: tuple[Tensor, ...] = field(repr=False)
+    aliases: dict[int, int] = field(repr=False)
+    in_tree: Any = field(repr=False)
+    out_tree: Any = field(repr=False)
+    fingerprint: str
+
+    @contextmanager
+    def module(self) -> Iterator[Any]:
+        """A fresh copy of the module, in a context of its own that is current inside `with`."""
+        with mlir.new_context():
+            yield ir.Module.parse(self.bytecode)
+
+    @staticmethod
+    def trace(fn: Callable[..., Any], *args: Any, donate_argnums: Sequence[int] = ()) -> Program:
+        """Traces a function for TPU; nothing is computed and no array is allocated.
+
+        Args:
+          fn: a function of arrays; state that it returns updated should be donated.
+          args: arrays or `jax.ShapeDtypeStruct`s, in any pytrees.
+          donate_argnums: positional arguments whose buffers the outputs take over.
+
+        Raises:
+          InputError: the function does not trace with these arguments.
+        """
+        lowered = lower_for_planning(fn, args, donate_argnums)
+        return _from_module(
+            lowered.compiler_ir("stablehlo").operation.get_asm(enable_debug_info=True),
+            name=function_name(fn),
+            in_paths=_paths(args),
+            out_paths=_paths(lowered.out_info),
+            in_tree=jax.tree.structure(args),
+            out_tree=jax.tree.structure(lowered.out_info),
+        )
+
+    @staticmethod
+    def from_exported(data: bytes) -> Program:
+        """Reads a serialised `jax.export.Exported`.
+
+        Raises:
+          InputError: the bytes are truncated, foreign, shape-polymorphic or multi-platform.
+        """
+        try:
+            exported = jax_export.deserialize(bytearray(data))
+            artifact = exported.mlir_module_serialized
+        except Exception as error:  # flatbuffers and jax raise many types for broken bytes
+            raise InputError(
+                f"these bytes are not a jax.export artifact that this jax reads "
+                f"({type(error).__name__})",
+                where="exported program",
+                do=_EXPORT_HELP,
+            ) from None
+        if len(exported.platforms) != 1:
+            raise InputError(
+                f"the artifact was exported for {', '.join(exported.platforms)}",
+                where="exported program",
+                do='Export it for one platform: jax.export.export(fn, platforms=["tpu"])',
+            )
+        kept = exported.module_kept_var_idx
+        placeholders = [
+            jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+            if all(isinstance(d, int) for d in aval.shape)
+            else None
+            for aval in exported.in_avals
+        ]
+        if any(p is None for p in placeholders):
+            raise InputError(
+                "the artifact has symbolic shapes, and a plan is for one size",
+                where="exported program",
+                do="Export it with concrete shapes",
+            )
+        args, _ = jax.tree.unflatten(exported.in_tree, placeholders)
+        results = jax.tree.unflatten(exported.out_tree, list(exported.out_avals))
+        paths = _paths(args)
+        return _from_module(
+            bytes(artifact),
+            name=exported.fun_name,
+            in_paths=[paths[i] for i in kept],
+            out_paths=_paths(results),
+            in_tree=jax.tree.structure(args) if len(kept) == len(paths) else None,
+            out_tree=exported.out_tree,
+        )
+
+    @staticmethod
+    def from_stablehlo(text_or_bytes: str | bytes) -> Program:
+        """Reads a StableHLO module: text, MLIR bytecode, or a portable artifact.
+
+        Raises:
+          InputError: it does not parse, has no main, or has dynamic shapes.
+        """
+        return _from_module(text_or_bytes, name="", in_paths=None, out_paths=None)
+
+
+def function_name(fn: Callable[..., Any]) -> str:
+    """A readable name for a function, looking through partials."""
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    return getattr(fn, "__name__", type(fn).__name__)
+
+
+def lower_for_planning(
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    donate_argnums: Sequence[int],
+    platform: str = "tpu",
+    **jit_options: Any,
+) -> Any:
+    """Lowers a function the one way that planning and executing both use.
+
+    Unused arguments are kept, so that the arguments of main are the leaves of `args` in order.
+
+    Raises:
+      InputError: the function does not trace with these arguments.
+    """
+    try:
+        jitted = jax.jit(
+            fn, donate_argnums=tuple(donate_argnums), keep_unused=True, **jit_options
+        )
+        return jitted.trace(*args).lower(lowering_platforms=(platform,))
+    except Exception as error:  # whatever the user's function raises
+        reason = next((line for line in str(error).splitlines() if line.strip()), "")
+        raise InputError(
+            f"the function does not trace with these arguments: "
+            f"{type(error).__name__}: {reason[:400]}",
+            where=function_name(fn),
+            do="Pass arrays or jax.ShapeDtypeStructs shaped like the real arguments, and bind "
+            "static arguments with functools.partial",
+        ) from error
+
+
+def _paths(tree: Any) -> list[str]:
+    return [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
+
+
+def _from_module(
+    source: str | bytes,
+    *,
+    name: str,
+    in_paths: list[str] | None,
+    out_paths: list[str] | None,
+    in_tree: Any = None,
+    out_tree: Any = None,
+) -> Program:
+    where = name or "program"
+    with mlir.new_context() as context:
+        module = _parse(context, source, where)
+        main = mlir.main_function(module)
+        mlir.inline_calls(module)
+        arguments = list(mlir.entry_block(main).arguments)
+        results = list(mlir.last_operation(mlir.entry_block(main)).operands)
+        inputs = _tensors(arguments, in_paths, "arg", where)
+        outputs = _tensors(results, out_paths, "result", where)
+        aliases = _aliases(main, inputs, outputs)
+        asm = module.operation.get_asm(enable_debug_info=False)
+        bytecode = io.BytesIO()
+        module.operation.write_bytecode(bytecode)
+        return Program(
+            name=name or _module_name(module.operation.attributes),
+            bytecode=bytecode.getvalue(),
+            inputs=inputs,
+            outputs=outputs,
+            aliases=aliases,
+            in_tree=in_tree,
+            out_tree=out_tree,
+            fingerprint=hashlib.sha256(asm.encode()).hexdigest(),
+        )
+
+
+def _parse(context: Any, source: str | bytes, where: str) -> Any:
+    if isinstance(source, bytes) and source[:4] == b"ML\xefR":
+        try:
+            return stablehlo.deserialize_portable_artifact(context, source)
+        except Exception:  # not versioned StableHLO: plain bytecode, which parse reads or refuses
+            return mlir.parse_module(source, where)
+    if isinstance(source, bytes):
+        try:
+            source = source.decode()
+        except UnicodeDecodeError:
+            raise InputError(
+                "these bytes are neither MLIR bytecode nor text", where=where, do=_EXPORT_HELP
+            ) from None
+    return mlir.parse_module(source, where)
+
+
+def _module_name(attributes: Any) -> str:
+    return str(ir.StringAttr(attributes["sym_name"]).value) if "sym_name" in attributes else "main"
+
+
+def _tensors(values: list[Any], paths: list[str] | None, kind: str, where: str) -> tuple[Tensor, ...]:
+    if paths is None:
+        paths = [f"{kind}{i}" for i in range(len(values))]
+    tensors = []
+    for path, value in zip(paths, values, strict=True):
+        type_ = value.type
+        if not isinstance(type_, ir.RankedTensorType) or not type_.has_static_shape:
+            raise InputError(
+                f"{path} has type {type_}, and only tensors of known shape can be planned",
+                where=where,
+            )
+        tensors.append(Tensor(path, tuple(type_.shape), str(type_.element_type)))
+    return tuple(tensors)
+
+
+def _aliases(
+    main: Any, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...]
+) -> dict[int, int]:
+    if "arg_attrs" not in main.attributes:
+        return {}
+    aliases: dict[int, int] = {}
+    donors = []
+    for i, attrs in enumerate(main.attributes["arg_attrs"]):
+        attributes = ir.DictAttr(attrs)
+        if "tf.aliasing_output" in attributes:
+            aliases[ir.IntegerAttr(attributes["tf.aliasing_output"]).value] = i
+        elif "jax.buffer_donor" in attributes:
+            donors.append(i)
+    # A donor without a named output gives its buffer to the first free output of its type.
+    for donor in donors:
+        for o, tensor in enumerate(outputs):
+            same = (tensor.shape, tensor.dtype) == (inputs[donor].shape, inputs[donor].dtype)
+            if same and o not in aliases:
+                aliases[o] = donor
+                break
+    return aliases

@@ -1,0 +1,113 @@
+"""What each operation can shard: Shardy's own sharding rules, read from the module.
+
+A rule maps every dimension of every operand and result to factors; two dimensions with the same
+factor are sharded alike. Shardy is the authority; the few operations that it gives no rule and
+that are plainly elementwise get one here, and users register their own for custom calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from shardwright.planner.mlir import ir, sdy
+
+DimFactors = tuple[tuple[int, ...], ...]
+"""For each dimension of a tensor, the factors it consists of, major to minor."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """The sharding rule of one operation.
+
+    Attributes:
+      sizes: the size of each factor.
+      operands: for each operand, the factors of its dimensions.
+      results: for each result, the factors of its dimensions.
+      reduction: factors that sharding turns into partial results (an all-reduce follows).
+      replicated: factors that cannot be sharded.
+      permutation: factors whose shards need their neighbours' elements (halo exchange).
+    """
+
+    sizes: tuple[int, ...]
+    operands: tuple[DimFactors, ...]
+    results: tuple[DimFactors, ...]
+    reduction: frozenset[int] = frozenset()
+    replicated: frozenset[int] = frozenset()
+    permutation: frozenset[int] = frozenset()
+
+    @property
+    def passes_through(self) -> bool:
+        """True where no factor is special: sharding it costs nothing."""
+        return not (self.reduction or self.replicated or self.permutation)
+
+
+RuleMaker = Callable[[Any], "Rule | None"]
+_REGISTERED: dict[str, RuleMaker] = {}
+_ATTRIBUTE = "sdy.sharding_rule"
+
+
+def register_rule(op_name: str, maker: RuleMaker) -> None:
+    """Registers a sharding rule for operations that Shardy has none for.
+
+    Args:
+      op_name: the MLIR name of the operation, or for custom calls "custom_call:TARGET".
+      maker: given the MLIR operation, returns its Rule, or None where it cannot be sharded.
+    """
+    _REGISTERED[op_name] = maker
+
+
+class RuleReader:
+    """Reads the rules of a module after Shardy's populate pass; equal rules are read once."""
+
+    def __init__(self) -> None:
+        self._read: dict[Any, Rule] = {}
+
+    def __call__(self, op: Any) -> Rule | None:
+        """The sharding rule of an MLIR operation, or None."""
+        attributes = op.attributes
+        if _ATTRIBUTE not in attributes:
+            maker = _REGISTERED.get(operation_name(op))
+            if maker is not None:
+                return maker(op)
+            return _elementwise_rule(op) if op.name.startswith("chlo.") else None
+        attribute = attributes[_ATTRIBUTE]
+        if attribute not in self._read:
+            rule = sdy.OpShardingRuleAttr(attribute)
+            self._read[attribute] = Rule(
+                sizes=tuple(rule.factor_sizes),
+                operands=tuple(_dim_factors(t) for t in rule.operand_mappings),
+                results=tuple(_dim_factors(t) for t in rule.result_mappings),
+                reduction=frozenset(rule.reduction_factors),
+                replicated=frozenset(rule.need_replication_factors),
+                permutation=frozenset(rule.permutation_factors),
+            )
+        return self._read[attribute]
+
+
+def operation_name(op: Any) -> str:
+    """The name of an operation; a custom call is told by its target."""
+    if op.name == "stablehlo.custom_call":
+        return f"custom_call:{ir.StringAttr(op.attributes['call_target_name']).value}"
+    return str(op.name)
+
+
+def _dim_factors(mapping: Any) -> DimFactors:
+    tensor = sdy.TensorMappingAttr(mapping)
+    return tuple(tuple(sdy.DimMappingAttr(d).factor_indices) for d in tensor.dim_mappings)
+
+
+def _elementwise_rule(op: Any) -> Rule | None:
+    """A rule for an operation whose operands and results all have one shape (or are scalars)."""
+    types = [value.type for value in (*op.operands, *op.results)]
+    if not all(isinstance(t, ir.RankedTensorType) for t in types):
+        return None
+    shapes = [tuple(t.shape) for t in types]
+    full = max(shapes, key=len)
+    if any(shape not in (full, ()) for shape in shapes):
+        return None
+    identity = tuple((i,) for i in range(len(full)))
+    maps = [identity if shape else () for shape in shapes]
+    split = len(op.operands)
+    return Rule(full, tuple(maps[:split]), tuple(maps[split:]))
