@@ -246,18 +246,23 @@ def _across_slices(
 def lowered_collective(
     kind: Collective, nbytes: float, axes: Sequence[AxisRef | str], mesh: LogicalMesh
 ) -> Collective:
-    """The collective that the TPU compiler really emits, priced with the same bytes.
+    """The collective that the TPU compiler really emits, to be priced with the same bytes.
 
-    Over the whole mesh a reduce-scatter becomes an all-reduce and a slice, and a small all-gather
-    a dynamic-update-slice and an all-reduce (the chip's profile says up to which size, with its
-    source). Over part of the mesh both stay as they are.
+    Over the whole of a large enough mesh a reduce-scatter becomes an all-reduce and a slice, and
+    an all-gather that is not too large a dynamic-update-slice and an all-reduce; the chip's
+    profile says from how many devices and up to which size. Over part of the mesh both stay.
+
+    Args and Raises: those of `collective_seconds`.
     """
-    if kind not in ("all_gather", "reduce_scatter"):
+    rule = mesh.slice.chip.whole_mesh_as_all_reduce.value
+    devices = prod(segment.size for segment in mesh.segments(axes))
+    if devices < mesh.slice.devices:
         return kind
-    spanned = prod(segment.size for segment in mesh.segments(axes))
-    if spanned != mesh.slice.devices or spanned == 1:
+    if kind == "all_gather":
+        least, most = rule.all_gather_min_devices, rule.all_gather_max_bytes
+    elif kind == "reduce_scatter":
+        least, most = rule.reduce_scatter_min_devices, None
+    else:
         return kind
-    if kind == "reduce_scatter":
-        return "all_reduce"
-    limit = mesh.slice.chip.whole_mesh_all_gather_as_all_reduce_below_bytes.value
-    return "all_reduce" if limit is not None and nbytes <= limit else kind
+    becomes = least is not None and devices >= least and (most is None or nbytes <= most)
+    return "all_reduce" if becomes else kind

@@ -67,6 +67,18 @@ class SliceRule(_Frozen):
         return self
 
 
+class WholeMeshAsAllReduce(_Frozen):
+    """When the TPU compiler turns a collective over the whole mesh into an all-reduce.
+
+    From `..._min_devices` devices on (never where it is null); an all-gather only up to
+    `all_gather_max_bytes` of output, or at any size where that is null.
+    """
+
+    all_gather_min_devices: Count | None
+    all_gather_max_bytes: Count | None
+    reduce_scatter_min_devices: Count | None
+
+
 class ChipProfile(_Frozen):
     """One TPU generation.
 
@@ -108,7 +120,7 @@ class ChipProfile(_Frozen):
     twisted_tori: Sourced[bool]
     largest_pod: Sourced[Shape]
     slices: Sourced[SliceRule]
-    whole_mesh_all_gather_as_all_reduce_below_bytes: Sourced[Count | None]
+    whole_mesh_as_all_reduce: Sourced[WholeMeshAsAllReduce]
 
     @field_validator("peak_flops")
     @classmethod

@@ -15,23 +15,23 @@ from shardwright.hardware_profiles import (
 
 
 @pytest.mark.parametrize(
-    ("text", "shape", "count", "chips", "devices", "hosts"),
+    ("text", "shape", "count", "totals"),
     [
-        ("v5e:16x16", (16, 16), 1, 256, 256, 32),
-        ("2*v5e:16x16", (16, 16), 2, 512, 512, 64),
-        ("v5e:1x1", (1, 1), 1, 1, 1, 1),
-        ("v6e:2x4", (2, 4), 1, 8, 8, 1),
-        ("v3:4x4", (4, 4), 1, 16, 32, 4),
-        ("v4:4x4x8", (4, 4, 8), 1, 128, 128, 32),
-        ("v5p:16x20x28", (16, 20, 28), 1, 8960, 8960, 2240),
-        ("tpu7x:2x2x1", (2, 2, 1), 1, 4, 8, 1),
-        (" 4 * TPU7X:4x4x4 ", (4, 4, 4), 4, 256, 512, 64),
+        ("v5e:16x16", (16, 16), 1, (256, 256, 32)),
+        ("2*v5e:16x16", (16, 16), 2, (512, 512, 64)),
+        ("v5e:1x1", (1, 1), 1, (1, 1, 1)),
+        ("v6e:2x4", (2, 4), 1, (8, 8, 1)),
+        ("v3:4x4", (4, 4), 1, (16, 32, 4)),
+        ("v4:4x4x8", (4, 4, 8), 1, (128, 128, 32)),
+        ("v5p:16x20x28", (16, 20, 28), 1, (8960, 8960, 2240)),
+        ("tpu7x:2x2x1", (2, 2, 1), 1, (4, 8, 1)),
+        (" 4 * TPU7X:4x4x4 ", (4, 4, 4), 4, (256, 512, 64)),
     ],
 )
-def test_a_slice_by_its_shape(text, shape, count, chips, devices, hosts):
+def test_a_slice_by_its_shape(text, shape, count, totals):
     one = parse_slice(text)
     assert (one.shape, one.count) == (shape, count)
-    assert (one.chips, one.devices, one.hosts) == (chips, devices, hosts)
+    assert (one.chips, one.devices, one.hosts) == totals
 
 
 # AI-Hypercomputer/maxtext, accelerator_to_spec_map.py, and Google's pages on each generation.
@@ -40,6 +40,7 @@ PRODUCTS = {
     "v2-512": "v2:16x16",
     "v3-8": "v3:2x2",
     "v3-32": "v3:4x4",
+    "v3-64": "v3:4x8",
     "v3-2048": "v3:32x32",
     "v4-8": "v4:2x2x1",
     "v4-32": "v4:2x2x4",
