@@ -49,9 +49,10 @@ class Slice:
     def twisted(self) -> bool:
         """Whether the slice can be a twisted torus: n x n x 2n or n x 2n x 2n in whole cubes.
 
-        The cost models price such a slice as the plain torus, whose all-to-all over the whole
-        slice is slower (Jouppi et al., TPU v4, ISCA 2023, section 2.8); other collectives run
-        as fast on either.
+        Google offers the choice when the slice is created. The cost models price it as the
+        plain torus.
+
+        Source: Google Cloud documentation of TPU v4 (the shapes) and v5p (which of them).
         """
         if not self.chip.twisted_tori.value or len(self.shape) != 3 or not all(self.wraps):
             return False
