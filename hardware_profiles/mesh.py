@@ -8,7 +8,7 @@ goes over the data-centre network and "core" over the two devices of a chip.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import permutations, product
+from itertools import groupby, permutations, product
 from math import log2, prod
 
 from shardwright.errors import InputError
@@ -66,7 +66,7 @@ def enumerate_meshes(on: Slice, max_axes: int = 3, limit: int = 64) -> tuple[Log
             continue
         flat = [segment for parts in pieces for segment in parts]
         for layout in _partitions(flat, max_axes):
-            canonical = _canonical(layout, dimensions)
+            canonical = _canonical(layout, dimensions, named_axes=False)
             if canonical not in found:
                 found[canonical] = _plausibility(canonical, splits, min(max_axes, torus))
     ordered = sorted(found, key=lambda layout: found[layout])
@@ -133,21 +133,26 @@ def _rank(segment: Segment) -> tuple[int, int, int]:
 
 
 def _canonical(
-    layout: Sequence[Sequence[Segment]], dimensions: Sequence[PhysicalDimension]
+    layout: Sequence[Sequence[Segment]],
+    dimensions: Sequence[PhysicalDimension],
+    named_axes: bool,
 ) -> Layout:
-    """The same layout whatever equal dimensions are called; axes and segments major to minor."""
+    """The same layout whatever equal dimensions are called, segments major to minor.
 
-    def renamed(names: dict[str, str]) -> Layout:
-        axes = (
+    Axes keep their order where they have names of their own, and else are put major to minor.
+    """
+
+    def ranks(axis: Sequence[Segment]) -> list[tuple[int, int, int]]:
+        return [_rank(segment) for segment in axis]
+
+    candidates = []
+    for names in _exchanges(dimensions):
+        axes = [
             tuple(sorted((_rename(segment, names) for segment in axis), key=_rank))
             for axis in layout
-        )
-        return tuple(sorted(axes, key=lambda axis: [_rank(segment) for segment in axis]))
-
-    return min(
-        (renamed(names) for names in _exchanges(dimensions)),
-        key=lambda layout: [[_rank(segment) for segment in axis] for axis in layout],
-    )
+        ]
+        candidates.append(tuple(axes if named_axes else sorted(axes, key=ranks)))
+    return min(candidates, key=lambda axes: [ranks(axis) for axis in axes])
 
 
 def _rename(segment: Segment, names: dict[str, str]) -> Segment:
@@ -211,18 +216,26 @@ def meshes_for_shape(
     dimensions = [dimension for dimension in physical_dimensions(on) if dimension.size > 1]
     names = list(shape)
     found: dict[Layout, tuple[object, ...]] = {}
-    for factors in _factorings(dimensions, tuple(shape.values())):
-        orders = [
-            list(permutations([axis for axis, size in enumerate(sizes) if size > 1]))
-            for sizes in factors
-        ]
-        for order in product(*orders):
-            layout = _lay(dimensions, factors, order, len(names))
-            equal = _first_exchange(layout, dimensions)
-            if equal not in found:
-                found[equal] = _preference(equal)
+    by_pieces = sorted(_factorings(dimensions, tuple(shape.values())), key=_pieces)
+    for _, alike in groupby(by_pieces, key=_pieces):
+        for factors in alike:
+            orders = [
+                list(permutations([axis for axis, size in enumerate(sizes) if size > 1]))
+                for sizes in factors
+            ]
+            for order in product(*orders):
+                layout = _lay(dimensions, factors, order, len(names))
+                equal = _canonical(layout, dimensions, named_axes=True)
+                if equal not in found:
+                    found[equal] = _preference(equal)
+        if len(found) >= limit:
+            break
     ordered = sorted(found, key=lambda layout: found[layout])
     return tuple(LogicalMesh(on, tuple(map(MeshAxis, names, layout))) for layout in ordered[:limit])
+
+
+def _pieces(factors: Sequence[tuple[int, ...]]) -> int:
+    return sum(size > 1 for sizes in factors for size in sizes)
 
 
 def _wrong_product(on: Slice, shape: Mapping[str, int]) -> InputError:
@@ -283,19 +296,6 @@ def _lay(
                 Segment(dimension.name, sizes[axis], stride, dimension.size, dimension.wraps)
             )
     return tuple(tuple(axis) for axis in layout)
-
-
-def _first_exchange(layout: Layout, dimensions: Sequence[PhysicalDimension]) -> Layout:
-    def renamed(names: dict[str, str]) -> Layout:
-        return tuple(
-            tuple(sorted((_rename(segment, names) for segment in axis), key=_rank))
-            for axis in layout
-        )
-
-    return min(
-        (renamed(names) for names in _exchanges(dimensions)),
-        key=lambda layout: [[_rank(segment) for segment in axis] for axis in layout],
-    )
 
 
 def _preference(layout: Layout) -> tuple[object, ...]:

@@ -189,7 +189,7 @@ MESHES = [
 ]
 
 
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 @given(data=st.data())
 def test_properties_on_every_kind_of_mesh(data):
     mesh = data.draw(st.sampled_from(MESHES))
@@ -206,7 +206,7 @@ def test_properties_on_every_kind_of_mesh(data):
         assert collective_seconds(kind, nbytes, axes[::-1], mesh) == seconds[kind]
 
 
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 @given(data=st.data())
 def test_no_gather_beats_the_links_into_a_chip(data):
     mesh = data.draw(st.sampled_from(MESHES))

@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from dataclasses import dataclass, replace
+from itertools import combinations, permutations
 from math import prod
 
 import numpy as np
@@ -114,12 +115,33 @@ def test_every_mesh_uses_each_device_exactly_once(topology):
         assert (coordinates < extents).all()
 
 
-@pytest.mark.parametrize("topology", TOPOLOGIES)
-def test_no_mesh_is_listed_twice(topology):
-    meshes = enumerate_meshes(parse_slice(topology), limit=10**6)
-    assert len({mesh.key for mesh in meshes}) == len(meshes)
-    grids = {tuple(map(tuple, device_coordinates(mesh).reshape(-1, 1))) for mesh in meshes}
-    assert len(grids) <= len(meshes)
+def groupings(mesh, order):
+    """For each axis the groups of devices along it, with torus dimensions exchanged by `order`."""
+    coordinates = device_coordinates(mesh)[..., list(order)]
+    places = np.ravel_multi_index(
+        np.moveaxis(coordinates, -1, 0),
+        tuple(coordinates.max(axis=tuple(range(len(mesh.axes)))) + 1),
+    )
+    return frozenset(
+        frozenset(map(frozenset, np.moveaxis(places, axis, -1).reshape(-1, size).tolist()))
+        for axis, size in enumerate(mesh.sizes)
+    )
+
+
+@pytest.mark.parametrize(
+    ("topology", "alike"), [("v5e:4x8", 1), ("v5e:4x4", 2), ("v5p:4x4x4", 6), ("v5p:4x4x8", 2)]
+)
+def test_no_two_meshes_group_devices_alike_whatever_equal_dimensions_are_called(topology, alike):
+    one = parse_slice(topology)
+    orders = [
+        order
+        for order in permutations(range(len(one.shape)))
+        if [one.shape[d] for d in order] == list(one.shape)
+    ]
+    assert len(orders) == alike
+    meshes = enumerate_meshes(one, limit=10**6)
+    seen = [{groupings(mesh, order) for order in orders} for mesh in meshes]
+    assert all(first.isdisjoint(second) for first, second in combinations(seen, 2))
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
@@ -221,6 +243,12 @@ def test_layouts_of_a_shape_use_each_device_once(topology, shape):
         assert mesh.shape == shape
         places = device_coordinates(mesh).reshape(one.devices, -1)
         assert len(np.unique(places, axis=0)) == one.devices
+
+
+def test_the_limit_leaves_out_the_worst_layouts():
+    everything = meshes_for_shape(parse_slice("v5p:4x8x8"), {"a": 8, "b": 32}, limit=10**6)
+    assert len(everything) > 7
+    assert meshes_for_shape(parse_slice("v5p:4x8x8"), {"a": 8, "b": 32}, limit=7) == everything[:7]
 
 
 def test_a_shape_of_the_wrong_product_is_refused_with_ones_that_fit():

@@ -5,7 +5,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardwright.cost_models.torus import (
@@ -271,17 +271,20 @@ FUNCTIONS = [
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
+@settings(deadline=None)
 @given(axes=axes_of_torus, small=sizes_in_bytes, factor=st.floats(1.0, 10.0))
 def test_more_bytes_never_take_less_time(function, axes, small, factor):
     assert function(small * factor, axes) >= function(small, axes)
 
 
+@settings(deadline=None)
 @given(axes=axes_of_torus, nbytes=sizes_in_bytes)
 def test_all_reduce_is_reduce_scatter_and_all_gather(axes, nbytes):
     both = reduce_scatter(nbytes, axes) + all_gather(nbytes, axes)
     assert all_reduce(nbytes, axes) == pytest.approx(both)
 
 
+@settings(deadline=None)
 @given(axes=axes_of_torus, nbytes=sizes_in_bytes)
 def test_no_gather_beats_the_links_into_a_device(axes, nbytes):
     axes = [axis for axis in axes if axis.size > 1]
@@ -292,6 +295,7 @@ def test_no_gather_beats_the_links_into_a_device(axes, nbytes):
         assert all_gather(nbytes, axes) >= bound * (1 - 1e-9)
 
 
+@settings(deadline=None)
 @given(axes=axes_of_torus, nbytes=sizes_in_bytes)
 def test_no_all_to_all_beats_the_bisection(axes, nbytes):
     # Cut an axis of even size in halves: half of each device's bytes cross for every other half.
@@ -302,6 +306,7 @@ def test_no_all_to_all_beats_the_bisection(axes, nbytes):
             assert all_to_all(nbytes, axes) >= crossing / links * (1 - 1e-9)
 
 
+@settings(deadline=None)
 @given(nbytes=st.floats(1e7, 1e12), wraps=st.booleans(), size=st.sampled_from([4, 8, 16]))
 def test_two_dimensions_are_faster_than_one(nbytes, wraps, size):
     one = TorusAxis(size, wraps, 45e9, 1e-6)
