@@ -1,0 +1,126 @@
+"""Lower bounds: message passing on the cost network with prices on memory over time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardwright.planner.solver.arrays import Arrays
+from shardwright.planner.solver.kernels import price_memory, sweep, total_cost, usage_over_time
+from shardwright.planner.solver.network import IntArray
+from shardwright.planner.solver.problem import FloatArray
+
+_SMOOTHING = 0.1
+_SETTLING_SWEEPS = 20
+_GUESSED_GAP = 0.05
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """Choices read off the messages: their cost, and bytes over the limit summed over time."""
+
+    choice: IntArray
+    cost: float
+    excess: float
+
+
+class Dual:
+    """Ascends the Lagrangian dual: messages by TRW-S, prices by the volume algorithm.
+
+    Source: Barahona and Anbil, The volume algorithm (Mathematical Programming 87, 2000): step from
+      the best prices along the averaged usage of the primal points seen.
+
+    Attributes:
+      bound: best lower bound proven on the cost of the arrays.
+      prices: cost per byte at each time point that proved it.
+      best: the rounding that fits and costs least, else the one least over the limit.
+    """
+
+    def __init__(self, arrays: Arrays, prices: FloatArray | None = None) -> None:
+        self.arrays = arrays
+        self.bound = -np.inf
+        self.prices = np.zeros(len(arrays.slack)) if prices is None else prices.copy()
+        self.best: Rounding | None = None
+        self._trial = self.prices.copy()
+        self._average: FloatArray | None = None
+        self._step = 0.5
+        self._worse = self._better = 0
+        self._message_a = np.zeros(arrays.to_a[-1])
+        self._message_b = np.zeros(arrays.to_b[-1])
+        self._beliefs = np.zeros(len(arrays.unary))
+        self._priced = np.zeros(len(arrays.unary))
+        self._choice = np.zeros(len(arrays.nodes), dtype=np.int64)
+        self._usage = np.zeros(len(arrays.slack) + 1)
+        price_memory(arrays, self.prices, self._priced)
+        for _ in range(_SETTLING_SWEEPS):
+            self._sweep()
+
+    def ascend(self, iterations: int, upper: float = np.inf) -> None:
+        """Improve the bound; `upper` is the cost of a known solution, which sets the step length."""
+        for _ in range(iterations):
+            value = self._sweep() - float(self._trial @ self.arrays.slack)
+            self._consider_rounding()
+            if len(self.prices):
+                over = self._usage[:-1] - self.arrays.slack
+                self._judge(value, over)
+                self._move(over, upper)
+            self.bound = max(self.bound, value)
+
+    def settle(self, sweeps: int) -> tuple[float, FloatArray]:
+        """Pass messages at the best prices; the bound reached, and by how much each strategy exceeds it."""
+        price_memory(self.arrays, self.prices, self._priced)
+        self._trial = self.prices.copy()
+        value = -np.inf
+        paid = float(self.prices @ self.arrays.slack)
+        excess = np.zeros(len(self.arrays.unary))
+        for _ in range(sweeps):
+            first, second = sweep(
+                self.arrays, self._priced, self._message_a, self._message_b, self._beliefs,
+                self._choice,
+            )
+            # What a belief proves holds against the bound of its own forward pass.
+            np.maximum(excess, first - paid + self._beliefs, out=excess)
+            value = max(value, first - paid, second - paid)
+        self._consider_rounding()
+        self.bound = max(self.bound, value)
+        return value, excess
+
+    def _sweep(self) -> float:
+        first, second = sweep(
+            self.arrays, self._priced, self._message_a, self._message_b, self._beliefs, self._choice
+        )
+        return max(first, second)
+
+    def _consider_rounding(self) -> None:
+        usage_over_time(self.arrays, self._choice, self._usage)
+        excess = float(np.maximum(self._usage[:-1] - self.arrays.slack, 0.0).sum())
+        cost = float(total_cost(self.arrays, self._choice))
+        if self.best is None or (excess, cost) < (self.best.excess, self.best.cost):
+            self.best = Rounding(self._choice.copy(), cost, excess)
+
+    def _judge(self, value: float, over: FloatArray) -> None:
+        """Keep prices that proved more, and adapt the step length."""
+        if value > self.bound:
+            self.prices = self._trial.copy()
+            self._worse = 0
+            self._better += int(self._average is not None and over @ self._average >= 0)
+            if self._better >= 2:
+                self._step, self._better = min(1.3 * self._step, 2.0), 0
+        else:
+            self._worse += 1
+            if self._worse >= 5:
+                self._step, self._worse = max(0.7 * self._step, 1e-3), 0
+
+    def _move(self, over: FloatArray, upper: float) -> None:
+        if self._average is None:
+            self._average = over.copy()
+        else:
+            self._average = (1 - _SMOOTHING) * self._average + _SMOOTHING * over
+        direction = np.where((self.prices > 0) | (self._average > 0), self._average, 0.0)
+        if not np.isfinite(upper):
+            upper = self.bound + _GUESSED_GAP * abs(self.bound)
+        distance = max(upper - self.bound, 1e-3 * abs(self.bound))
+        length = self._step * distance / (float(direction @ direction) + 1e-300)
+        self._trial = np.maximum(self.prices + length * direction, 0.0)
+        price_memory(self.arrays, self._trial, self._priced)
