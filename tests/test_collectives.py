@@ -219,6 +219,27 @@ def test_no_gather_beats_the_links_into_a_chip(data):
     assert collective_seconds("all_gather", 1e9, axes, mesh) >= bound
 
 
+# AI-Hypercomputer/tpu-recipes at c8cfe2f, microbenchmarks/ironwood/collectives/all_gather.md, on
+# TPU7x: bytes of the gathered array, and seconds as data transferred by bandwidth achieved, where
+# the data are what both devices of a chip receive. Each device gathers with one of each of the
+# other three chips of a 2x2. The fixed part of TPU7x was set from the first three rows.
+MEASURED_GATHERS = [
+    (4 * 65536 * 4, 0.001572864 / 71.7703034),
+    (4 * 262144 * 4, 0.006291456 / 129.1869148),
+    (4 * 1048576 * 4, 0.025165824 / 161.9040742),
+    (4 * 4194304 * 4, 0.100663296 / 174.765465),
+    (4 * 16777216 * 4, 0.402653184 / 178.7714158),
+]
+
+
+@pytest.mark.parametrize(("gathered", "measured_s"), MEASURED_GATHERS)
+def test_all_gather_of_both_devices_of_four_chips_as_measured(gathered, measured_s):
+    mesh = mesh_of("tpu7x:2x2x1", chips=4, core=2)
+    assert mesh.describe() == "chips=4 on x, y, core=2 on core"
+    modelled = collective_seconds("all_gather", gathered, ["chips"], mesh)
+    assert modelled == pytest.approx(measured_s, rel=0.03)
+
+
 # Read off programs that libtpu compiled; see the source in the chips' profiles.
 @pytest.mark.parametrize(
     "case",
