@@ -267,3 +267,14 @@ def lowered_collective(
         return kind
     becomes = least is not None and devices >= least and (most is None or nbytes <= most)
     return "all_reduce" if becomes else kind
+
+
+def compiled_collective(
+    kind: Collective, nbytes: float, axes: Sequence[AxisRef | str], mesh: LogicalMesh
+) -> tuple[Collective, float]:
+    """What the TPU compiler makes of a collective, and its seconds.
+
+    Args and Raises: those of `collective_seconds`.
+    """
+    compiled = lowered_collective(kind, nbytes, axes, mesh)
+    return compiled, float(collective_seconds(compiled, nbytes, axes, mesh))

@@ -13,9 +13,12 @@ from typing import Any
 from shardwright.errors import InputError
 from shardwright.planner import mlir
 from shardwright.planner.collectives import DimAxes
-from shardwright.planner.constraints import Site, ValueConstraint
+from shardwright.planner.constraints import Demand, Site, ValueConstraint
 from shardwright.planner.graph import OpKey, operation_keys
 from shardwright.planner.mlir import ir, sdy
+
+_LEAST_FOUND = 0.8
+"""On another platform, the least part of the constraints that must have a place."""
 
 
 def annotate(
@@ -24,13 +27,16 @@ def annotate(
     constraints: Sequence[ValueConstraint],
     in_shardings: Sequence[DimAxes] | None = None,
     out_shardings: Sequence[DimAxes] | None = None,
+    same_platform: bool = True,
 ) -> None:
-    """Constrains an inlined module, in place; its context must be current.
+    """Constrains a normalised module, in place; its context must be current.
 
     Args:
       mesh_shape: mesh axis name -> size, major to minor.
       in_shardings: for each argument of main; None keeps those that the module has.
       out_shardings: for each result of main; None keeps those that the module has.
+      same_platform: the module was lowered for the platform that was planned for. On another,
+        JAX may lower a few functions to other operations; their constraints are left out.
 
     Raises:
       InputError: a constraint's operation is not in the module: it is another program.
@@ -43,9 +49,18 @@ def annotate(
         _set_attributes(main, "res_attrs", [sharding_attribute(mesh, s) for s in out_shardings])
     finder = _Finder(module, main)
     # Values and readers are looked up before anything moves.
-    places = [
-        (c, finder.value(c.site), [finder.use(d.site) for d in c.demands]) for c in constraints
-    ]
+    places = []
+    for constraint in constraints:
+        try:
+            value = finder.value(constraint.site)
+            uses = [(d, *finder.use(d.site)) for d in constraint.demands]
+        except KeyError as missing:
+            if same_platform:
+                raise _another_program(missing.args[0]) from None
+            continue
+        places.append((constraint, value, uses))
+    if constraints and len(places) < _LEAST_FOUND * len(constraints):
+        raise _another_program(None)
     for constraint, value, uses in places:
         _constrain(mesh, constraint, value, uses)
 
@@ -57,7 +72,9 @@ def sharding_attribute(mesh: str, sharding: DimAxes) -> Any:
             [
                 sdy.AxisRefAttr.get(axis.name)
                 if axis.size is None
-                else sdy.AxisRefAttr.get(axis.name, sdy.SubAxisInfoAttr.get(axis.pre_size, axis.size))
+                else sdy.AxisRefAttr.get(
+                    axis.name, sdy.SubAxisInfoAttr.get(axis.pre_size, axis.size)
+                )
                 for axis in dim
             ],
             is_closed=True,
@@ -79,7 +96,9 @@ def _mesh_symbol(module: Any, shape: Mapping[str, int]) -> str:
         axes = sdy.MeshAttr(op.operation.attributes["mesh"]).axes
         if [(a.name, a.size) for a in map(sdy.MeshAxisAttr, axes)] == wanted:
             return name
-    name = next(n for n in ("mesh", *(f"mesh_{i}" for i in range(len(names) + 1))) if n not in names)
+    name = next(
+        n for n in ("mesh", *(f"mesh_{i}" for i in range(len(names) + 1))) if n not in names
+    )
     attribute = sdy.MeshAttr.get([sdy.MeshAxisAttr.get(n, size) for n, size in wanted])
     with ir.InsertionPoint.at_block_begin(module.body), ir.Location.unknown():
         sdy.MeshOp(name, attribute)
@@ -127,32 +146,42 @@ class _Finder:
 
     def _op(self, key: OpKey | None) -> Any:
         if key not in self._ops:
-            assert key is not None
-            raise InputError(
-                f"the plan constrains {key.op} number {key.ordinal} at {key.location!r}, which "
-                "this program does not have",
-                where="annotation",
-                do="Plan this program again: it is not the one that was planned",
-            )
+            raise KeyError(key)
         return self._ops[key]
 
 
+def _another_program(key: OpKey | None) -> InputError:
+    what = "most of the plan's constraints are on operations that this program does not have"
+    if key is not None:
+        what = (
+            f"the plan constrains {key.op} number {key.ordinal} at {key.location!r}, which this "
+            "program does not have"
+        )
+    return InputError(
+        what,
+        where="annotation",
+        do="Plan this program again: it is not the one that was planned",
+    )
+
+
 def _constrain(
-    mesh: str, constraint: ValueConstraint, value: Any, uses: Sequence[tuple[Any, int]]
+    mesh: str, constraint: ValueConstraint, value: Any, uses: Sequence[tuple[Demand, Any, int]]
 ) -> None:
     insert = _after(value)
     # Results of main are constrained by its result shardings; a lone argument needs nothing.
     made = value
     if constraint.site.kind != "argument":
         made = _add_constraint(mesh, value, constraint.made, insert)
-        value.replace_all_uses_except(made, made.owner)
+        value.replace_all_uses_except(made, made.owner.operation)
     given = made
     if constraint.copy is not None:
         given = _add_constraint(mesh, made, constraint.copy, _after(made))
-    for demand, (op, operand) in zip(constraint.demands, uses, strict=True):
+    for demand, op, operand in uses:
         wanted = given
         if demand.sharding is not None:
-            wanted = _add_constraint(mesh, given, demand.sharding, lambda op=op: ir.InsertionPoint(op))
+            wanted = _add_constraint(
+                mesh, given, demand.sharding, lambda op=op: ir.InsertionPoint(op)
+            )
         if wanted is not made:
             op.operands[operand] = wanted
 
@@ -165,8 +194,6 @@ def _after(value: Any) -> Callable[[], Any]:
     return lambda: ir.InsertionPoint.after(owner.operation)
 
 
-def _add_constraint(
-    mesh: str, value: Any, sharding: DimAxes, insert: Callable[[], Any]
-) -> Any:
+def _add_constraint(mesh: str, value: Any, sharding: DimAxes, insert: Callable[[], Any]) -> Any:
     with insert(), value.location:
         return sdy.ShardingConstraintOp(value, sharding_attribute(mesh, sharding)).result

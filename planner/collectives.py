@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, cast
 
 from shardwright.hardware_profiles.mesh import AxisRef
 
@@ -20,6 +20,10 @@ _AXES_ATTRIBUTE = {
     "sdy.all_to_all": "params",
 }
 KINDS = (*_AXES_ATTRIBUTE, "sdy.collective_permute")
+
+StepKind = Literal[
+    "all_gather", "all_slice", "all_reduce", "reduce_scatter", "all_to_all", "collective_permute"
+]
 
 DimAxes = tuple[tuple[AxisRef, ...], ...]
 """For each dimension of a tensor, the mesh axes that shard it, major to minor."""
@@ -38,7 +42,7 @@ class Step:
         the unreduced one of a reduce-scatter, the local one otherwise).
     """
 
-    kind: str
+    kind: StepKind
     axes: tuple[AxisRef, ...]
     divisor: float
 
@@ -78,10 +82,12 @@ def read_step(op: Any, before: DimAxes, sizes: Mapping[str, int]) -> tuple[Step,
     Returns:
       The collective and the sharding of its result.
     """
-    kind = op.name.removeprefix("sdy.")
+    kind = cast(StepKind, op.name.removeprefix("sdy."))
     after = parse_sharding(str(op.attributes["out_sharding"]))
     if kind == "collective_permute":
-        changed = {a.name: a for b, c in zip(before, after, strict=True) if b != c for a in (*b, *c)}
+        changed = {
+            a.name: a for b, c in zip(before, after, strict=True) if b != c for a in (*b, *c)
+        }
         axes: tuple[AxisRef, ...] = tuple(AxisRef(name) for name in changed)
     else:
         axes = parse_axes(str(op.attributes[_AXES_ATTRIBUTE[op.name]]))

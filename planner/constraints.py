@@ -88,7 +88,9 @@ def value_constraints(
             wanted = sharding(use.port.node, use.port)
             # Reads inside the value's own group keep the sharding that it was made in.
             demands.append(
-                Demand(_use_site(graph, use, value, body_yields), wanted if wanted != given else None)
+                Demand(
+                    _use_site(graph, use, value, body_yields), wanted if wanted != given else None
+                )
             )
         if not demands and site.kind == "result":
             continue
@@ -128,9 +130,7 @@ def _yield_sites(graph: OpGraph) -> dict[tuple[int, int], Site]:
     }
 
 
-def _use_site(
-    graph: OpGraph, use: Use, value: int, yields: dict[tuple[int, int], Site]
-) -> Site:
+def _use_site(graph: OpGraph, use: Use, value: int, yields: dict[tuple[int, int], Site]) -> Site:
     if use.op >= 0:
         return Site("operand", use.operand, graph.ops[use.op].key)
     if use.time == len(graph.ops):
@@ -144,5 +144,3 @@ def _use_site(
         if starts and loop.carries[use.operand].init == value:
             return Site("operand", use.operand, loop.key)
     return yields[use.time, use.operand]
-
-

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from shardwright.cost_models.collectives import collective_seconds
+from shardwright.cost_models.collectives import compiled_collective
 from shardwright.cost_models.memory import Buffer, PeakMemory, dtype_bytes, peak_memory
 from shardwright.hardware_profiles.mesh import LogicalMesh
 from shardwright.planner.collectives import DimAxes, axis_size
@@ -26,13 +26,17 @@ class PricedCollective:
     """A collective with its price.
 
     Attributes:
+      kind: what the TPU compiler makes of it.
       nbytes: bytes on one device, of the larger of its input and output.
       seconds: of one run.
+      can_hide: it runs asynchronously and can start long before its result is needed.
     """
 
     communication: Communication
+    kind: str
     nbytes: float
     seconds: float
+    can_hide: bool
 
 
 @dataclass(frozen=True)
@@ -99,10 +103,11 @@ def _price(communication: Communication, mesh: LogicalMesh) -> PricedCollective:
     step = communication.step
     elements = float(np.prod(communication.shape, dtype=np.float64))
     nbytes = elements * dtype_bytes(communication.dtype) / step.divisor
-    seconds = 0.0
-    if step.kind != "all_slice":
-        seconds = float(collective_seconds(step.kind, nbytes, step.axes, mesh))
-    return PricedCollective(communication, nbytes, seconds)
+    if step.kind == "all_slice":
+        return PricedCollective(communication, step.kind, nbytes, 0.0, False)
+    kind, seconds = compiled_collective(step.kind, nbytes, step.axes, mesh)
+    can_hide = communication.prefetchable and kind == "all_gather"
+    return PricedCollective(communication, kind, nbytes, seconds, can_hide)
 
 
 def _hidden_seconds(
@@ -111,7 +116,7 @@ def _hidden_seconds(
     gathers: dict[int, float] = {}
     for priced in collectives:
         c = priced.communication
-        if c.prefetchable and c.step.kind == "all_gather":
+        if priced.can_hide:
             gathers[c.loop] = gathers.get(c.loop, 0.0) + priced.seconds * c.trips
     return sum(min(s, compute_by_loop.get(loop, 0.0)) for loop, s in gathers.items())
 
@@ -125,9 +130,7 @@ def _halo_seconds(
         if op.rule is None or not op.rule.permutation or op.id not in partitioned.operands:
             continue
         row = np.full((1, len(names)), -1, dtype=np.int64)
-        for mapping, sharding in zip(
-            op.rule.operands, partitioned.operands[op.id], strict=True
-        ):
+        for mapping, sharding in zip(op.rule.operands, partitioned.operands[op.id], strict=True):
             for factors, axes in zip(mapping, sharding, strict=True):
                 for axis in axes:
                     if factors:
@@ -201,7 +204,12 @@ def _buffers(
         starts[life.value] = life.start
         name = graph.ops[value.producer].source if value.producer >= 0 else f"argument {life.value}"
         buffers.append(
-            Buffer(name, life.start, max(end, life.start + 1), nbytes(value.shape, value.dtype, sharding))
+            Buffer(
+                name,
+                life.start,
+                max(end, life.start + 1),
+                nbytes(value.shape, value.dtype, sharding),
+            )
         )
     for origin, chain in communicated.items():
         if is_trivial(graph.values[origin]):
@@ -214,7 +222,12 @@ def _buffers(
             start = starts.get(origin, first) if shrinks and c.near >= 0 else first
             size = nbytes(c.shape, c.dtype, c.after)
             buffers.append(
-                Buffer(f"{c.step.kind} near {graph.ops[c.near].source}", min(start, last), last + 1, size)
+                Buffer(
+                    f"{c.step.kind} near {graph.ops[c.near].source}",
+                    min(start, last),
+                    last + 1,
+                    size,
+                )
             )
     return buffers
 

@@ -8,6 +8,7 @@ from them alone).
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ OP_ID = "shardwright.op"
 
 _CONSTANTS = ("stablehlo.constant", "sdy.constant")
 _SOURCES = (*_CONSTANTS, "stablehlo.iota")
+_CONV_LABELS = re.compile(r"\[([^\]]*)\]")
 _TERMINATORS = ("stablehlo.return", "func.return", "sdy.return")
 
 
@@ -344,11 +346,11 @@ class _Reader:
     def _remember_constant(self, op: Any, value: int) -> None:
         dense = op.attributes["value"]
         if self._values[value].shape == () and isinstance(dense, ir.DenseIntElementsAttr):
-            self._constants[value] = int(dense.get_splat_value().value if _splat(dense) else dense[0])
+            self._constants[value] = int(
+                dense.get_splat_value().value if _splat(dense) else dense[0]
+            )
 
-    def _trip_count(
-        self, op: Any, inits: tuple[int, ...], arguments: list[int]
-    ) -> int | None:
+    def _trip_count(self, op: Any, inits: tuple[int, ...], arguments: list[int]) -> int | None:
         """Trips of `while i < limit: ...; i += step` with constants; None for other loops."""
         condition = op.regions[0].blocks[0]
         body = op.regions[1].blocks[0]
@@ -402,7 +404,15 @@ class _SourceLines:
 
 def _with_results(op: Op, results: tuple[int, ...]) -> Op:
     return Op(
-        op.id, op.name, op.operands, results, op.rule, op.trips, op.loop, op.key, op.source,
+        op.id,
+        op.name,
+        op.operands,
+        results,
+        op.rule,
+        op.trips,
+        op.loop,
+        op.key,
+        op.source,
         op.detail,
     )
 
@@ -417,12 +427,18 @@ def _argument_number(value: Any, block: Any) -> int | None:
 
 def _detail(op: Any) -> dict[str, Any]:
     """The attributes that costs are computed from."""
-    if op.name == "stablehlo.dot_general":
+    if op.name != "stablehlo.convolution":
         return {}
-    if op.name == "stablehlo.convolution":
-        return {
-            "dimension_numbers": str(op.attributes["dimension_numbers"]),
-            "feature_group_count": ir.IntegerAttr(op.attributes["feature_group_count"]).value,
-            "batch_group_count": ir.IntegerAttr(op.attributes["batch_group_count"]).value,
-        }
-    return {}
+    numbers = str(op.attributes["dimension_numbers"])
+    inputs, kernel, output = (labels.split(", ") for labels in _CONV_LABELS.findall(numbers))
+    spatial = [label for label in kernel if label.isdigit()]
+    return {
+        "input_spatial": [inputs.index(label) for label in spatial],
+        "output_spatial": [output.index(label) for label in spatial],
+        "output_batch": output.index("b"),
+        "kernel_spatial": [kernel.index(label) for label in spatial],
+        "kernel_input_feature": kernel.index("i"),
+        "kernel_output_feature": kernel.index("o"),
+        "feature_group_count": ir.IntegerAttr(op.attributes["feature_group_count"]).value,
+        "batch_group_count": ir.IntegerAttr(op.attributes["batch_group_count"]).value,
+    }

@@ -34,9 +34,20 @@ REQUIRED_PASSES = (
 
 PREFETCHABLE = frozenset(
     f"stablehlo.{name}"
-    for name in ("convert", "dynamic_slice", "slice", "reshape", "transpose", "optimization_barrier")
+    for name in (
+        "convert",
+        "dynamic_slice",
+        "slice",
+        "reshape",
+        "transpose",
+        "optimization_barrier",
+    )
 )
 """Views and casts: what they make of an argument is known long before it is needed."""
+
+_EFFECTS = frozenset(
+    f"stablehlo.{name}" for name in ("while", "infeed", "outfeed", "send", "recv", "if", "case")
+)
 
 _FRAME = re.compile(r'"([^"]+)":(\d+)')
 
@@ -92,11 +103,11 @@ def entry_block(func: Any) -> Any:
     return func.operation.regions[0].blocks[0]
 
 
-def inline_calls(module: Any) -> None:
-    """Moves the body of every called function to its call, so that only main is left.
+def normalize(module: Any) -> None:
+    """Brings a module to the form that plans are made on: one function, no dead operations.
 
     Calls are flattened first (each call gets its own copy of its function), since one function's
-    tensors may need different shardings at different calls.
+    tensors may need different shardings at different calls. Then every body moves to its call.
     """
     run_passes(module, FLATTEN_CALLS)
     functions = {
@@ -106,6 +117,18 @@ def inline_calls(module: Any) -> None:
     for name, function in functions.items():
         if name != "main":
             function.operation.erase()
+    _erase_dead(entry_block(main_function(module)))
+
+
+def _erase_dead(block: Any) -> None:
+    """Erases operations whose results nobody reads, as the compiler will."""
+    for op in reversed([o.operation for o in block.operations]):
+        for region in op.regions:
+            for inner in region.blocks:
+                _erase_dead(inner)
+        unread = len(op.results) > 0 and all(not any(True for _ in r.uses) for r in op.results)
+        if unread and op.name not in _EFFECTS and "has_side_effect" not in op.attributes:
+            op.erase()
 
 
 def _inline_block(block: Any, functions: dict[str, Any]) -> None:

@@ -97,6 +97,18 @@ class NodeGraph:
     argument_nodes: tuple[int, ...]
     result_nodes: tuple[int, ...]
 
+    def whole_dims(self, value: int) -> DimFactors:
+        """How a node that stands for one value (an argument, a carry) maps its dimensions."""
+        return whole_dims(self.graph.values[value].shape)
+
+
+def whole_dims(shape: Sequence[int]) -> DimFactors:
+    """A factor for each dimension larger than 1, in order."""
+    dims: list[tuple[int, ...]] = []
+    for size in shape:
+        dims.append((sum(map(len, dims)),) if size > 1 else ())
+    return tuple(dims)
+
 
 def is_trivial(value: Value) -> bool:
     """A value with a single element: there is nothing to shard."""
@@ -319,10 +331,7 @@ class _Builder:
         return self._add_node(kind, sizes, label, exact=exact)
 
     def _whole_dims(self, value: int) -> DimFactors:
-        dims: list[tuple[int, ...]] = []
-        for size in self._graph.values[value].shape:
-            dims.append((sum(map(len, dims)),) if size > 1 else ())
-        return tuple(dims)
+        return whole_dims(self._graph.values[value].shape)
 
     def _connect_barrier(self, op: Op) -> None:
         """A barrier hands every operand on in its own sharding."""

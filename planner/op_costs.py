@@ -147,9 +147,7 @@ def dot_kinds(rule: Rule) -> dict[str, tuple[int, ...]]:
     }
 
 
-def _dot_seconds(
-    op: Op, rule: Rule, local: LocalDims, dtype: str, chip: ChipProfile
-) -> FloatArray:
+def _dot_seconds(op: Op, rule: Rule, local: LocalDims, dtype: str, chip: ChipProfile) -> FloatArray:
     sizes: dict[int, IntArray] = {}
     for position in (0, 1):
         dims = local(op.id, position)
@@ -165,24 +163,22 @@ def _dot_seconds(
         return product
 
     kinds = {kind: extent(factors) for kind, factors in dot_kinds(rule).items()}
-    return compute.matmul_seconds(
-        kinds["batch"], kinds["m"], kinds["k"], kinds["n"], dtype, chip
-    )
+    return compute.matmul_seconds(kinds["batch"], kinds["m"], kinds["k"], kinds["n"], dtype, chip)
 
 
 def _convolution_seconds(op: Op, local: LocalDims, dtype: str, chip: ChipProfile) -> FloatArray:
-    numbers = op.detail["dimension_numbers"]
+    detail = op.detail
     out = local(op.id, result_position(0))
     kernel = local(op.id, 1)
-    spatial = [out[:, d] for d in numbers.output_spatial]
-    window = [kernel[:, d] for d in numbers.kernel_spatial]
+    spatial = [out[:, d] for d in detail["output_spatial"]]
+    window = [kernel[:, d] for d in detail["kernel_spatial"]]
     return compute.convolution_seconds(
-        out[:, numbers.output_batch],
+        out[:, detail["output_batch"]],
         spatial,
         window,
-        kernel[:, numbers.kernel_input_feature],
-        kernel[:, numbers.kernel_output_feature],
-        op.detail["feature_group_count"],
+        kernel[:, detail["kernel_input_feature"]],
+        kernel[:, detail["kernel_output_feature"]],
+        detail["feature_group_count"],
         dtype,
         chip,
     )

@@ -89,9 +89,7 @@ def partition(
     with program.module() as module:
         number_operations(module)
         annotate(module, mesh_shape, constraints, in_shardings, out_shardings)
-        mlir.run_passes(
-            module, mlir.PROPAGATE, mlir.INSERT_RESHARDS, mlir.RESHARDS_TO_COLLECTIVES
-        )
+        mlir.run_passes(module, mlir.PROPAGATE, mlir.INSERT_RESHARDS, mlir.RESHARDS_TO_COLLECTIVES)
         return _Reader(module, graph, mesh_shape).read()
 
 
@@ -130,7 +128,7 @@ class _Reader:
         )
 
     def _function_shardings(self, kind: str, values: Any) -> list[DimAxes]:
-        given = self._main.attributes[kind] if kind in self._main.attributes else None
+        given = self._main.attributes.get(kind, None)
         found = []
         for i, value in enumerate(values):
             attributes = ir.DictAttr(given[i]) if given is not None else {}
@@ -188,7 +186,7 @@ class _Reader:
         )
         shardings = self._result_shardings(op)
         self._results[number] = tuple(shardings)
-        ahead = bool(op.operands) and self._prefetchable.get(list(op.operands)[0], False)
+        ahead = bool(op.operands) and self._prefetchable.get(next(iter(op.operands)), False)
         ahead = ahead and op.name in mlir.PREFETCHABLE
         for result, sharding, value in zip(op.results, shardings, known.results, strict=True):
             self._define(result, sharding, value, ahead)
@@ -206,8 +204,8 @@ class _Reader:
                 self._read_block(region.blocks[0], trips / len(op.regions), loop)
 
     def _read_collective(self, op: Any, trips: float, loop: int) -> None:
-        operand = list(op.operands)[0]
-        result = list(op.results)[0]
+        operand = next(iter(op.operands))
+        result = next(iter(op.results))
         before = self._shardings.get(operand, self._replicated(operand))
         step, after = read_step(op, before, self._sizes)
         origin = self._origin.get(operand, -1)
@@ -256,7 +254,7 @@ def _readers(value: Any) -> list[int]:
     for use in value.uses:
         op = use.owner.operation
         if op.name in KINDS:
-            found += _readers(list(op.results)[0])
+            found += _readers(next(iter(op.results)))
         elif OP_ID in op.attributes:
             found.append(ir.IntegerAttr(op.attributes[OP_ID]).value)
         else:

@@ -166,9 +166,7 @@ def lower_for_planning(
       InputError: the function does not trace with these arguments.
     """
     try:
-        jitted = jax.jit(
-            fn, donate_argnums=tuple(donate_argnums), keep_unused=True, **jit_options
-        )
+        jitted = jax.jit(fn, donate_argnums=tuple(donate_argnums), keep_unused=True, **jit_options)
         return jitted.trace(*args).lower(lowering_platforms=(platform,))
     except Exception as error:  # whatever the user's function raises
         reason = next((line for line in str(error).splitlines() if line.strip()), "")
@@ -198,7 +196,7 @@ def _from_module(
     with mlir.new_context() as context:
         module = _parse(context, source, where)
         main = mlir.main_function(module)
-        mlir.inline_calls(module)
+        mlir.normalize(module)
         arguments = list(mlir.entry_block(main).arguments)
         results = list(mlir.last_operation(mlir.entry_block(main)).operands)
         inputs = _tensors(arguments, in_paths, "arg", where)
@@ -239,7 +237,9 @@ def _module_name(attributes: Any) -> str:
     return str(ir.StringAttr(attributes["sym_name"]).value) if "sym_name" in attributes else "main"
 
 
-def _tensors(values: list[Any], paths: list[str] | None, kind: str, where: str) -> tuple[Tensor, ...]:
+def _tensors(
+    values: list[Any], paths: list[str] | None, kind: str, where: str
+) -> tuple[Tensor, ...]:
     if paths is None:
         paths = [f"{kind}{i}" for i in range(len(values))]
     tensors = []
@@ -254,9 +254,7 @@ def _tensors(values: list[Any], paths: list[str] | None, kind: str, where: str) 
     return tuple(tensors)
 
 
-def _aliases(
-    main: Any, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...]
-) -> dict[int, int]:
+def _aliases(main: Any, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...]) -> dict[int, int]:
     if "arg_attrs" not in main.attributes:
         return {}
     aliases: dict[int, int] = {}

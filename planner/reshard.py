@@ -11,7 +11,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.cost_models.collectives import collective_seconds
+from shardwright.cost_models.collectives import Collective, compiled_collective
 from shardwright.hardware_profiles.mesh import AxisRef, LogicalMesh
 from shardwright.planner import mlir
 from shardwright.planner.collectives import DimAxes, Step, read_step
@@ -20,6 +20,8 @@ from shardwright.planner.strategies import IntArray
 FloatArray = NDArray[np.float64]
 _LARGE_DIM = 2**20
 """Dimensions of the tensors that patterns are tried on: every axis divides them."""
+
+_REDUCTIONS: tuple[Collective, Collective] = ("all_reduce", "reduce_scatter")
 
 Pattern = tuple[int, ...]
 """For each axis the dimension it shards before and after (-1: none), dimensions renumbered in
@@ -39,7 +41,7 @@ class ReshardCosts:
         self._steps: list[Step] = []
         self._step_ids: dict[Step, int] = {}
         self._routes: dict[int, _Routes] = {}
-        self._seconds: dict[float, FloatArray] = {}
+        self._seconds: dict[float, tuple[FloatArray, FloatArray]] = {}
         self._tables: dict[tuple[int, float], tuple[FloatArray, FloatArray]] = {}
         self._partial: dict[tuple[int, float, int], FloatArray] = {}
 
@@ -51,16 +53,17 @@ class ReshardCosts:
           nbytes: size of the whole tensor.
 
         Returns:
-          Two tables of shape (codes, codes): seconds of the all-gathers, and of all the rest.
+          Two tables of shape (codes, codes): seconds of the all-gathers that the compiler runs
+          asynchronously, and of all the rest.
         """
         key = (rank, nbytes)
         if key not in self._tables:
             routes = self._routes_of(rank)
-            seconds = self._step_seconds(nbytes)
-            gathers = np.array([s.kind == "all_gather" for s in self._steps] + [False])
-            gather = (seconds * gathers)[routes.steps].sum(axis=-1)
-            rest = (seconds * ~gathers)[routes.steps].sum(axis=-1)
-            self._tables[key] = (gather, rest)
+            gathers, rest = self._step_seconds(nbytes)
+            self._tables[key] = (
+                gathers[routes.steps].sum(axis=-1),
+                rest[routes.steps].sum(axis=-1),
+            )
         return self._tables[key]
 
     def partial_table(self, rank: int, nbytes: float, mask: int) -> FloatArray:
@@ -73,9 +76,11 @@ class ReshardCosts:
         if key not in self._partial:
             routes = self._routes_of(rank)
             axes = tuple(AxisRef(n) for a, n in enumerate(self._axis_names) if mask >> a & 1)
-            local = nbytes / routes.shards
-            reduce = collective_seconds("all_reduce", local, axes, self.mesh)
-            scatter = collective_seconds("reduce_scatter", local, axes, self.mesh)
+            sizes, inverse = np.unique(nbytes / routes.shards, return_inverse=True)
+            reduce, scatter = (
+                np.array([compiled_collective(kind, n, axes, self.mesh)[1] for n in sizes])[inverse]
+                for kind in _REDUCTIONS
+            )
             scatters = (routes.sliced & mask) == mask
             self._partial[key] = np.where(scatters, scatter[:, None], reduce[:, None])
         return self._partial[key]
@@ -85,17 +90,21 @@ class ReshardCosts:
         ids = self._routes_of(rank).steps[before, after]
         return tuple(self._steps[i] for i in ids if i >= 0)
 
-    def _step_seconds(self, nbytes: float) -> FloatArray:
-        """Seconds of every known step, and a last 0 that stands for no step."""
+    def _step_seconds(self, nbytes: float) -> tuple[FloatArray, FloatArray]:
+        """Seconds of every known step, asynchronous gathers and the rest apart.
+
+        Each array ends with a 0 that stands for no step.
+        """
         known = self._seconds.get(nbytes)
-        if known is None or len(known) != len(self._steps) + 1:
-            known = np.zeros(len(self._steps) + 1)
+        if known is None or len(known[0]) != len(self._steps) + 1:
+            gathers, rest = np.zeros((2, len(self._steps) + 1))
             for i, step in enumerate(self._steps):
                 if step.kind != "all_slice":
-                    known[i] = collective_seconds(
+                    kind, seconds = compiled_collective(
                         step.kind, nbytes / step.divisor, step.axes, self.mesh
                     )
-            self._seconds[nbytes] = known
+                    (gathers if kind == "all_gather" else rest)[i] = seconds
+            known = self._seconds[nbytes] = (gathers, rest)
         return known
 
     def _routes_of(self, rank: int) -> _Routes:

@@ -53,7 +53,8 @@ def assignments(
     rows = [
         row
         for row in product(*choices)
-        if _fits(row, sizes, exact, even, axis_sizes) and _writable(row, sizes, split_dims, axis_sizes)
+        if _fits(row, sizes, exact, even, axis_sizes)
+        and _writable(row, sizes, split_dims, axis_sizes)
     ]
     return np.array(rows, dtype=np.int64).reshape(len(rows), axes)
 
@@ -107,7 +108,9 @@ def local_dims(
     parts = np.ones((rows.shape[0], len(shape)), dtype=np.int64)
     for axis, size in enumerate(axis_sizes):
         for dim in range(len(shape)):
-            parts[:, dim] = np.where(dimension_of[:, axis] == dim, parts[:, dim] * size, parts[:, dim])
+            parts[:, dim] = np.where(
+                dimension_of[:, axis] == dim, parts[:, dim] * size, parts[:, dim]
+            )
     return -(-np.asarray(shape, dtype=np.int64) // parts)
 
 
@@ -116,7 +119,9 @@ def factor_parts(rows: IntArray, factors: int, axis_sizes: Sequence[int]) -> Int
     parts = np.ones((rows.shape[0], factors), dtype=np.int64)
     for axis, size in enumerate(axis_sizes):
         for factor in range(factors):
-            parts[:, factor] = np.where(rows[:, axis] == factor, parts[:, factor] * size, parts[:, factor])
+            parts[:, factor] = np.where(
+                rows[:, axis] == factor, parts[:, factor] * size, parts[:, factor]
+            )
     return parts
 
 
@@ -141,7 +146,9 @@ def decode(code: int, rank: int, axes: int) -> tuple[tuple[int, ...], ...]:
 def encode(sharding: Sequence[Sequence[int]], axes: int) -> int:
     """The code of a sharding given as mesh axis numbers on each dimension."""
     base = len(sharding) + 1
-    return sum((dim + 1) * base**axis for dim, on in enumerate(sharding) for axis in on if axis < axes)
+    return sum(
+        (dim + 1) * base**axis for dim, on in enumerate(sharding) for axis in on if axis < axes
+    )
 
 
 def _dimension_of(dims: DimFactors, rows: IntArray) -> IntArray:

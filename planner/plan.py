@@ -1,0 +1,380 @@
+"""Step 8: a plan that can be saved, read by people, and run."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from pydantic import ValidationError
+
+from shardwright.errors import InputError
+from shardwright.hardware_profiles.chip import parse_chip
+from shardwright.hardware_profiles.mesh import AxisRef, LogicalMesh, order_devices
+from shardwright.planner import mlir
+from shardwright.planner.annotate import annotate
+from shardwright.planner.collectives import DimAxes
+from shardwright.planner.constraints import Demand, Site, ValueConstraint
+from shardwright.planner.graph import OpKey
+from shardwright.planner.plan_schema import (
+    SCHEMA_VERSION,
+    ConstraintModel,
+    DemandModel,
+    EstimateModel,
+    PlanModel,
+    SiteModel,
+    SolverModel,
+    Spec,
+    TensorModel,
+)
+from shardwright.planner.program import function_name, lower_for_planning
+
+_PLAN_AGAIN = "Plan again with these arguments, or call with those that were planned"
+
+
+class Plan:
+    """The sharding of every tensor of a program on a slice, and what it costs.
+
+    `data` is the whole plan as a pydantic model; the rest are views of it and ways to run it.
+    """
+
+    def __init__(self, data: PlanModel, in_tree: Any = None, out_tree: Any = None) -> None:
+        self.data = data
+        self._in_tree = in_tree or _tree(data.program.in_tree)
+        self._out_tree = out_tree or _tree(data.program.out_tree)
+
+    # -- what the plan says --------------------------------------------------------------------
+
+    @property
+    def mesh_axes(self) -> dict[str, int]:
+        """Mesh axis name -> size, major to minor."""
+        return dict(self.data.mesh_axes)
+
+    @property
+    def estimate(self) -> EstimateModel:
+        """Step time, memory and collectives as the cost models tell them."""
+        return self.data.estimate
+
+    @property
+    def solver(self) -> SolverModel:
+        """How good the plan is proven to be."""
+        return self.data.solver
+
+    @property
+    def compiler_options(self) -> dict[str, str]:
+        """Options that the TPU compiler is given."""
+        return dict(self.data.compiler_options)
+
+    @cached_property
+    def logical_mesh(self) -> LogicalMesh:
+        """The mesh as it is laid on the torus of the slice."""
+        return LogicalMesh.from_json(self.data.mesh, parse_chip(self.data.chip))
+
+    @property
+    def in_specs(self) -> Any:
+        """A PartitionSpec for every argument, in the pytree of the arguments.
+
+        A dict by path where the pytree is not known: for StableHLO, and for plans read from JSON
+        whose arguments have containers that JAX cannot serialise.
+        """
+        return _as_tree(self.data.program.inputs, self._in_tree)
+
+    @property
+    def out_specs(self) -> Any:
+        """A PartitionSpec for every result, in the pytree of the results."""
+        return _as_tree(self.data.program.outputs, self._out_tree)
+
+    # -- files ---------------------------------------------------------------------------------
+
+    def to_json(self) -> str:
+        """The plan as JSON text."""
+        return self.data.model_dump_json(indent=1)
+
+    def save(self, path: str | Path) -> None:
+        """Writes the plan as JSON."""
+        Path(path).write_text(self.to_json() + "\n")
+
+    @staticmethod
+    def load(path: str | Path) -> Plan:
+        """Reads a plan.
+
+        Raises:
+          InputError: there is no such file, or it is not a plan of this schema version.
+        """
+        try:
+            text = Path(path).read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(
+                f"the plan cannot be read: {error}", where=str(path), do="Give the path of a plan"
+            ) from None
+        return Plan.from_json(text, where=str(path))
+
+    @staticmethod
+    def from_json(text: str, where: str = "plan") -> Plan:
+        """Reads a plan from JSON text.
+
+        Raises:
+          InputError: it is not JSON, not a plan, or of another schema version.
+        """
+        make_one = "Make one with `shardwright plan ... -o plan.json`"
+        try:
+            raw = json.loads(text)
+        except ValueError as error:
+            raise InputError(
+                f"this is not whole JSON ({error})", where=where, do=make_one
+            ) from None
+        version = raw.get("schema_version") if isinstance(raw, dict) else None
+        if version is None:
+            raise InputError("this JSON is not a Shardwright plan", where=where, do=make_one)
+        if version != SCHEMA_VERSION:
+            raise InputError(
+                f"the plan has schema version {version} and this Shardwright reads "
+                f"{SCHEMA_VERSION}",
+                where=where,
+                do="Plan again with this version",
+            )
+        try:
+            return Plan(PlanModel.model_validate(raw))
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(map(str, first["loc"]))
+            raise InputError(
+                f"the plan is damaged at {place}: {first['msg']}", where=where, do=make_one
+            ) from None
+
+    # -- running it ----------------------------------------------------------------------------
+
+    def make_mesh(self, devices: Sequence[Any] | None = None) -> Mesh:
+        """The mesh of real devices, laid on the torus as planned.
+
+        Args:
+          devices: TPU devices are placed by their coordinates; devices of other platforms (forced
+            host devices, for tests) in the order given. Defaults to all devices of JAX.
+
+        Raises:
+          InputError: there are not as many devices as planned for.
+        """
+        devices = list(jax.devices() if devices is None else devices)
+        wanted = int(np.prod(list(self.mesh_axes.values())))
+        if len(devices) != wanted:
+            raise InputError(
+                f"the plan is for {wanted} devices ({self.data.topology}) and there are "
+                f"{len(devices)}",
+                where="devices",
+                do="Run on the planned slice, pass devices=, or plan for the slice you have",
+            )
+        shape = tuple(self.mesh_axes.values())
+        if all(hasattr(d, "coords") for d in devices):
+            array = order_devices(self.logical_mesh, devices)
+        else:
+            array = np.array(devices, dtype=object).reshape(shape)
+        names = tuple(self.mesh_axes)
+        return Mesh(array, names, axis_types=(AxisType.Auto,) * len(names))
+
+    def lower(
+        self, fn: Callable[..., Any], *args: Any, devices: Sequence[Any] | None = None
+    ) -> jax.stages.Lowered:
+        """Lowers a function with the plan's shardings on its arguments, results and inside.
+
+        Raises:
+          InputError: the function or the arguments are not those that were planned.
+        """
+        mesh = self.make_mesh(devices)
+        self._check_arguments(args)
+        platform = mesh.devices.flat[0].platform
+        in_specs = [_partition_spec(t.spec) for t in self.data.program.inputs]
+        out_specs = [_partition_spec(t.spec) for t in self.data.program.outputs]
+        in_tree = jax.tree.structure(args)
+        out_tree = jax.tree.structure(jax.eval_shape(fn, *args))
+        if out_tree.num_leaves != len(out_specs):
+            raise InputError(
+                f"the function returns {out_tree.num_leaves} arrays and the planned one returned "
+                f"{len(out_specs)}",
+                where=function_name(fn),
+                do=_PLAN_AGAIN,
+            )
+        lowered = lower_for_planning(
+            fn,
+            args,
+            self.data.program.donate_argnums,
+            platform,
+            in_shardings=in_tree.unflatten([NamedSharding(mesh, s) for s in in_specs]),
+            out_shardings=out_tree.unflatten([NamedSharding(mesh, s) for s in out_specs]),
+        )
+        module = lowered.compiler_ir("stablehlo")
+        with module.context:
+            mlir.normalize(module)
+            annotate(
+                module,
+                self.mesh_axes,
+                self.constraints(),
+                same_platform=platform == self.data.versions.platform,
+            )
+        return lowered
+
+    def compile(
+        self, fn: Callable[..., Any], *args: Any, devices: Sequence[Any] | None = None
+    ) -> jax.stages.Compiled:
+        """Compiles a function under the plan, with the plan's compiler options on TPU."""
+        lowered = self.lower(fn, *args, devices=devices)
+        mesh = self.make_mesh(devices)
+        if mesh.devices.flat[0].platform == "tpu" and self.compiler_options:
+            return lowered.compile(compiler_options=dict(self.compiler_options))
+        return lowered.compile()
+
+    def jit(
+        self, fn: Callable[..., Any], devices: Sequence[Any] | None = None
+    ) -> Callable[..., Any]:
+        """A function that places its arguments as planned and runs; compiled at its first call."""
+        return _PlannedFunction(self, fn, devices)
+
+    def constraints(self) -> tuple[ValueConstraint, ...]:
+        """The constraints that the plan puts inside the program."""
+        return tuple(_constraint(c) for c in self.data.constraints)
+
+    def _check_arguments(self, args: Sequence[Any]) -> None:
+        leaves = jax.tree_util.tree_leaves_with_path(tuple(args))
+        planned = self.data.program.inputs
+        if len(leaves) != len(planned):
+            raise InputError(
+                f"{len(leaves)} arrays are given and {len(planned)} were planned",
+                where="arguments",
+                do=_PLAN_AGAIN,
+            )
+        for (path, leaf), tensor in zip(leaves, planned, strict=True):
+            shape = tuple(np.shape(leaf))
+            dtype = mlir_dtype(getattr(leaf, "dtype", np.asarray(leaf).dtype))
+            if shape != tuple(tensor.shape) or dtype != tensor.dtype:
+                raise InputError(
+                    f"{dtype}{list(shape)} is given and {tensor.dtype}{tensor.shape} was planned",
+                    where=f"argument {jax.tree_util.keystr(path)}",
+                    do=_PLAN_AGAIN,
+                )
+
+
+class _PlannedFunction:
+    """Compiles at the first call and keeps the executable."""
+
+    def __init__(self, plan: Plan, fn: Callable[..., Any], devices: Sequence[Any] | None) -> None:
+        self._plan = plan
+        self._fn = fn
+        self._mesh = plan.make_mesh(devices)
+        self._devices = devices
+        self._compiled: Any = None
+
+    def __call__(self, *args: Any) -> Any:
+        if self._compiled is None:
+            self._compiled = self._plan.compile(self._fn, *args, devices=self._devices)
+            specs = [_partition_spec(t.spec) for t in self._plan.data.program.inputs]
+            self._shardings = [NamedSharding(self._mesh, spec) for spec in specs]
+        else:
+            self._plan._check_arguments(args)
+        leaves, tree = jax.tree.flatten(args)
+        return self._compiled(*tree.unflatten(jax.device_put(leaves, self._shardings)))
+
+
+def mlir_dtype(dtype: Any) -> str:
+    """StableHLO's name of a dtype ("f32", "bf16", "ui8")."""
+    from jax._src.interpreters.mlir import dtype_to_ir_type
+
+    with mlir.new_context():
+        return str(dtype_to_ir_type(np.dtype(dtype)))
+
+
+def _partition_spec(spec: Spec) -> PartitionSpec:
+    entries = [None if not axes else axes[0] if len(axes) == 1 else tuple(axes) for axes in spec]
+    while entries and entries[-1] is None:
+        entries.pop()
+    return PartitionSpec(*entries)
+
+
+def tree_text(tree: Any) -> str | None:
+    """A pytree structure as text, or None for containers that jax cannot serialise."""
+    if tree is None:
+        return None
+    try:
+        return base64.b64encode(tree.serialize_using_proto()).decode()
+    except ValueError:
+        return None
+
+
+def _tree(text: str | None) -> Any:
+    if text is None:
+        return None
+    registry = jax.tree_util.default_registry
+    return jax.tree_util.PyTreeDef.deserialize_using_proto(registry, base64.b64decode(text))
+
+
+def _as_tree(tensors: Sequence[TensorModel], tree: Any) -> Any:
+    specs = [_partition_spec(t.spec) for t in tensors]
+    if tree is None:
+        return {t.path: spec for t, spec in zip(tensors, specs, strict=True)}
+    return tree.unflatten(specs)
+
+
+# -- between the plan's data and the planner's ---------------------------------------------------
+
+
+def spec_of(sharding: DimAxes) -> Spec:
+    """A sharding as plan data."""
+    return [[axis.name for axis in dim] for dim in sharding]
+
+
+def dim_axes(spec: Spec) -> DimAxes:
+    """A sharding from plan data."""
+    return tuple(tuple(AxisRef(name) for name in dim) for dim in spec)
+
+
+def constraint_model(constraint: ValueConstraint) -> ConstraintModel:
+    """A constraint as plan data."""
+    return ConstraintModel(
+        site=_site_model(constraint.site),
+        made=spec_of(constraint.made),
+        given=None if constraint.copy is None else spec_of(constraint.copy),
+        demands=[
+            DemandModel(
+                site=_site_model(d.site), spec=None if d.sharding is None else spec_of(d.sharding)
+            )
+            for d in constraint.demands
+        ],
+        source=constraint.source,
+    )
+
+
+def _constraint(model: ConstraintModel) -> ValueConstraint:
+    return ValueConstraint(
+        site=_site(model.site),
+        made=dim_axes(model.made),
+        copy=None if model.given is None else dim_axes(model.given),
+        demands=tuple(
+            Demand(_site(d.site), None if d.spec is None else dim_axes(d.spec))
+            for d in model.demands
+        ),
+        source=model.source,
+    )
+
+
+def _site_model(site: Site) -> SiteModel:
+    if site.key is None:
+        return SiteModel(kind=site.kind, index=site.index)  # type: ignore[arg-type]
+    return SiteModel(
+        kind=site.kind,  # type: ignore[arg-type]
+        index=site.index,
+        location=site.key.location,
+        op=site.key.op,
+        ordinal=site.key.ordinal,
+        branch=site.branch,
+    )
+
+
+def _site(model: SiteModel) -> Site:
+    key = None
+    if model.op is not None:
+        key = OpKey(model.location or "", model.op, model.ordinal)
+    return Site(model.kind, model.index, key, model.branch)

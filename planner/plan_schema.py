@@ -1,0 +1,164 @@
+"""The plan as data: what is written to and read from plan JSON."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+SCHEMA_VERSION = 1
+Spec = list[list[str]]
+"""For each dimension of a tensor, the mesh axes that shard it, major to minor."""
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class TensorModel(_Model):
+    """An input or output of the program with its sharding."""
+
+    path: str
+    shape: list[int]
+    dtype: str
+    spec: Spec
+
+
+class ProgramModel(_Model):
+    """The program that was planned."""
+
+    name: str
+    fingerprint: str
+    inputs: list[TensorModel]
+    outputs: list[TensorModel]
+    aliases: list[tuple[int, int]] = Field(description="(output, input) pairs that share a buffer")
+    donate_argnums: list[int]
+    in_tree: str | None = Field(description="serialised pytree structure of the arguments")
+    out_tree: str | None
+
+
+class SiteModel(_Model):
+    """A place in the program that is found again in a new lowering."""
+
+    kind: Literal["argument", "result", "carry", "operand", "yield", "return"]
+    index: int
+    location: str | None = None
+    op: str | None = None
+    ordinal: int = 0
+    branch: int = 0
+
+
+class DemandModel(_Model):
+    """A reader of a value, with the sharding it needs where that differs from the given one."""
+
+    site: SiteModel
+    spec: Spec | None
+
+
+class ConstraintModel(_Model):
+    """The shardings of one value of the program."""
+
+    site: SiteModel
+    made: Spec
+    given: Spec | None = Field(description="what readers get, where it is resharded for them all")
+    demands: list[DemandModel]
+    source: str
+
+
+class CollectiveModel(_Model):
+    """One collective of the planned program."""
+
+    kind: str
+    axes: list[str]
+    nbytes: float = Field(description="bytes on one device of the larger of input and output")
+    seconds: float = Field(description="of one run")
+    count: float = Field(description="runs in one step")
+    op: str
+    source: str
+    shape: list[int]
+    dtype: str
+    can_hide: bool = Field(description="an all-gather that can run ahead of its use")
+
+
+class BufferModel(_Model):
+    """A buffer that is alive when memory is fullest."""
+
+    name: str
+    nbytes: float
+
+
+class EstimateModel(_Model):
+    """What one step costs on every device."""
+
+    step_time_s: float
+    compute_time_s: float
+    collective_time_s: float
+    exposed_collective_time_s: float
+    peak_memory_bytes: float
+    memory_capacity_bytes: float
+    mfu: float = Field(description="matrix FLOPs of the program over what the slice can do")
+    matrix_flops: float = Field(description="of one step, over all devices")
+    collectives: list[CollectiveModel]
+    peak_buffers: list[BufferModel]
+
+
+class SolverModel(_Model):
+    """What is proven about the plan: of the integer program on the chosen mesh."""
+
+    status: str
+    objective: float
+    bound: float
+    gap: float
+    wall_time_s: float
+
+
+class MeshModel(_Model):
+    """A logical mesh that was considered."""
+
+    axes: dict[str, int]
+    layout: str
+    status: str
+    step_time_s: float | None
+    peak_memory_bytes: float | None
+
+
+class VersionsModel(_Model):
+    """What made the plan."""
+
+    shardwright: str
+    jax: str
+    jaxlib: str
+    platform: str
+
+
+class OptionsModel(_Model):
+    """How the plan was asked for."""
+
+    topology: str
+    mesh: dict[str, int] | None
+    pinned: dict[str, Spec]
+    memory_fraction: float
+    time_limit_s: float
+    seed: int
+
+
+class PlanModel(_Model):
+    """A whole plan."""
+
+    schema_version: int = SCHEMA_VERSION
+    program: ProgramModel
+    topology: str
+    chip: dict[str, Any]
+    mesh: dict[str, Any]
+    mesh_axes: dict[str, int]
+    constraints: list[ConstraintModel]
+    estimate: EstimateModel
+    solver: SolverModel
+    meshes_considered: list[MeshModel]
+    replicated_ops: list[str] = Field(
+        description="operations that the planner knows no sharding rule for, with source lines"
+    )
+    assumptions: list[str] = Field(description="what was assumed for want of knowing")
+    compiler_options: dict[str, str]
+    options: OptionsModel
+    versions: VersionsModel

@@ -1,0 +1,257 @@
+"""The planner's front: from a function or program and a slice to a plan."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jaxlib
+from jax.sharding import PartitionSpec
+
+from shardwright.errors import InputError
+from shardwright.hardware_profiles.chip import ChipProfile
+from shardwright.hardware_profiles.mesh import LogicalMesh, enumerate_meshes, meshes_for_shape
+from shardwright.hardware_profiles.slices import Slice, parse_slice
+from shardwright.planner.evaluation import Evaluation
+from shardwright.planner.flops import matrix_flops
+from shardwright.planner.pins import argument_pins, specs_by_path
+from shardwright.planner.plan import Plan, constraint_model, spec_of, tree_text
+from shardwright.planner.plan_schema import (
+    BufferModel,
+    CollectiveModel,
+    EstimateModel,
+    MeshModel,
+    OptionsModel,
+    PlanModel,
+    ProgramModel,
+    SolverModel,
+    TensorModel,
+    VersionsModel,
+)
+from shardwright.planner.program import Program
+from shardwright.planner.search import (
+    Prepared,
+    Progress,
+    SearchResult,
+    prepare,
+    search_meshes,
+)
+from shardwright.version import VERSION
+
+_MOST_AXES = 3
+_SHOWN_BUFFERS = 30
+
+
+def plan(
+    fn: Callable[..., Any] | Program,
+    *args: Any,
+    topology: str,
+    donate_argnums: Sequence[int] = (),
+    mesh: Mapping[str, int] | None = None,
+    pinned: Mapping[str, PartitionSpec] | None = None,
+    memory_fraction: float = 0.9,
+    time_limit_s: float = 60.0,
+    seed: int = 0,
+    model_flops: float | None = None,
+    chip: ChipProfile | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> Plan:
+    """Plans the sharding of a function on a TPU slice.
+
+    Args:
+      fn: a function of `args`, or a `Program`.
+      args: arrays or `jax.ShapeDtypeStruct`s, any pytrees.
+      topology: a slice: "v5e:16x16", "v5p-128", "2*v5e:16x16".
+      donate_argnums: arguments whose buffers the results take over, as for `jax.jit`.
+      mesh: the logical mesh to use, axis name -> size; searched for where None.
+      pinned: path of an argument -> PartitionSpec that it must keep; needs `mesh`.
+      memory_fraction: part of a device's HBM that the program may use.
+      time_limit_s: seconds for the search.
+      seed: for the solver.
+      model_flops: FLOPs of one step that count for MFU; without it every matrix multiplication
+        of the program counts, recomputed ones too.
+      chip: a profile to use instead of the bundled one of the topology's generation.
+      on_progress: called with a `Progress` at every stage.
+
+    Raises:
+      InputError: the slice, the function, the mesh or a pin is wrong.
+      DoesNotFitError: no plan keeps within the memory.
+    """
+    report = on_progress or (lambda progress: None)
+    if not 0.0 < memory_fraction <= 1.0:
+        raise InputError(
+            f"memory_fraction is {memory_fraction}", where="plan", do="Give a number in (0, 1]"
+        )
+    on = parse_slice(topology, chip)
+    meshes = _meshes(on, mesh)
+    report(Progress("trace"))
+    program = (
+        fn if isinstance(fn, Program) else Program.trace(fn, *args, donate_argnums=donate_argnums)
+    )
+    pins = specs_by_path(program, pinned or {}, mesh)
+    report(Progress("graph"))
+    prepared = prepare(program)
+    started = time.monotonic()
+    found = search_meshes(
+        prepared,
+        meshes,
+        on.chip.device_hbm_bytes * memory_fraction,
+        fixed_on=lambda m: argument_pins(program, prepared.nodes, pins, m),
+        time_limit_s=time_limit_s,
+        seed=seed,
+        on_progress=report,
+    )
+    report(Progress("plan"))
+    options = OptionsModel(
+        topology=topology,
+        mesh=None if mesh is None else dict(mesh),
+        pinned={path: spec_of(sharding) for path, sharding in pins.items()},
+        memory_fraction=memory_fraction,
+        time_limit_s=time_limit_s,
+        seed=seed,
+    )
+    return _make_plan(
+        prepared, found, options, tuple(donate_argnums), model_flops, time.monotonic() - started
+    )
+
+
+def _meshes(on: Slice, shape: Mapping[str, int] | None) -> tuple[LogicalMesh, ...]:
+    if shape is None:
+        return enumerate_meshes(on, _MOST_AXES)
+    return meshes_for_shape(on, shape)
+
+
+def _make_plan(
+    prepared: Prepared,
+    found: SearchResult,
+    options: OptionsModel,
+    donate_argnums: Sequence[int],
+    model_flops: float | None,
+    seconds: float,
+) -> Plan:
+    program, best = prepared.program, found.best
+    on = best.problem.mesh.slice
+
+    def tensors(given: Any, shardings: Any) -> list[TensorModel]:
+        return [
+            TensorModel(path=t.path, shape=list(t.shape), dtype=t.dtype, spec=spec_of(s))
+            for t, s in zip(given, shardings, strict=True)
+        ]
+
+    return Plan(
+        PlanModel(
+            program=ProgramModel(
+                name=program.name,
+                fingerprint=program.fingerprint,
+                inputs=tensors(program.inputs, best.in_shardings),
+                outputs=tensors(program.outputs, best.out_shardings),
+                aliases=sorted(program.aliases.items()),
+                donate_argnums=list(donate_argnums),
+                in_tree=tree_text(program.in_tree),
+                out_tree=tree_text(program.out_tree),
+            ),
+            topology=on.name,
+            chip=on.chip.model_dump(mode="json"),
+            mesh=best.problem.mesh.to_json(),
+            mesh_axes=dict(best.problem.mesh.shape),
+            constraints=[constraint_model(c) for c in best.constraints],
+            estimate=estimate_model(prepared, best.evaluation, on, model_flops),
+            solver=SolverModel(
+                status=best.solution.status,
+                objective=best.solution.cost,
+                bound=best.solution.bound,
+                gap=best.solution.gap,
+                wall_time_s=seconds,
+            ),
+            meshes_considered=[
+                MeshModel(
+                    axes=dict(c.mesh.shape),
+                    layout=c.mesh.describe(),
+                    status=c.status,
+                    step_time_s=c.step_s,
+                    peak_memory_bytes=c.peak_bytes,
+                )
+                for c in found.considered
+            ],
+            replicated_ops=_replicated_ops(prepared),
+            assumptions=_assumptions(prepared),
+            compiler_options={},
+            options=options,
+            versions=VersionsModel(
+                shardwright=VERSION,
+                jax=jax.__version__,
+                jaxlib=jaxlib.__version__,
+                platform="tpu",
+            ),
+        ),
+        program.in_tree,
+        program.out_tree,
+    )
+
+
+def estimate_model(
+    prepared: Prepared, evaluation: Evaluation, on: Slice, model_flops: float | None
+) -> EstimateModel:
+    """An evaluation as plan data."""
+    graph = prepared.graph
+    flops = matrix_flops(graph)
+    counted = flops if model_flops is None else model_flops
+    peak = on.chip.device_peak_flops("bf16") * on.devices
+    priced = sorted(evaluation.collectives, key=lambda c: -c.seconds * c.communication.trips)
+    return EstimateModel(
+        step_time_s=evaluation.step_s,
+        compute_time_s=evaluation.compute_s,
+        collective_time_s=evaluation.collective_s,
+        exposed_collective_time_s=evaluation.exposed_collective_s,
+        peak_memory_bytes=evaluation.peak.bytes,
+        memory_capacity_bytes=on.chip.device_hbm_bytes,
+        mfu=counted / (peak * evaluation.step_s),
+        matrix_flops=flops,
+        collectives=[
+            CollectiveModel(
+                kind=c.kind,
+                axes=[axis.name for axis in c.communication.step.axes],
+                nbytes=c.nbytes,
+                seconds=c.seconds,
+                count=c.communication.trips,
+                op=graph.ops[c.communication.near].name,
+                source=graph.ops[c.communication.near].source,
+                shape=list(c.communication.shape),
+                dtype=c.communication.dtype,
+                can_hide=c.can_hide,
+            )
+            for c in priced
+            if c.kind != "all_slice"
+        ],
+        peak_buffers=[
+            BufferModel(name=buffer.name, nbytes=buffer.nbytes)
+            for buffer in evaluation.peak.live[:_SHOWN_BUFFERS]
+        ],
+    )
+
+
+def _replicated_ops(prepared: Prepared) -> list[str]:
+    nodes = prepared.nodes
+    return [
+        f"{op.name} at {op.source or op.key.location or 'an unknown place'}"
+        for op in prepared.graph.ops
+        if op.rule is None and nodes.node_of_op[op.id] >= 0
+    ]
+
+
+def _assumptions(prepared: Prepared) -> list[str]:
+    graph = prepared.graph
+    found = [
+        f"the loop at {graph.ops[loop.first_op - 1].source} has an unknown number of passes and "
+        "is counted once"
+        for loop in graph.loops
+        if not loop.known_trips
+    ]
+    branches = {join.op for join in graph.joins}
+    found += [
+        f"every branch at {graph.ops[op].source} is counted as equally likely"
+        for op in sorted(branches)
+    ]
+    return found

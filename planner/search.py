@@ -1,0 +1,218 @@
+"""Steps 4 and 5: the best plan over the logical meshes of a slice.
+
+For each mesh the integer program is solved, its solution is put through the partitioner, and the
+exact evaluation decides between meshes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from shardwright.errors import DoesNotFitError
+from shardwright.hardware_profiles.mesh import LogicalMesh
+from shardwright.planner.collectives import DimAxes
+from shardwright.planner.constraints import ValueConstraint, value_constraints
+from shardwright.planner.evaluation import Evaluation, evaluate_partitioned
+from shardwright.planner.fusion import FusionPlan, plan_fusions
+from shardwright.planner.graph import OpGraph, build_graph
+from shardwright.planner.liveness import Lifetime, lifetimes
+from shardwright.planner.nodes import NodeGraph, build_nodes
+from shardwright.planner.partitioned import Partitioned, partition
+from shardwright.planner.problem import Fixed, ShardingProblem, build_problem, sharding_of
+from shardwright.planner.program import Program
+from shardwright.planner.solver import Solution, solve
+
+_HIDING_WEIGHTS = (0.05, 0.5, 1.0)
+_MEMORY_ROUNDS = 3
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A program with everything that does not depend on the mesh."""
+
+    program: Program
+    graph: OpGraph = field(repr=False)
+    nodes: NodeGraph = field(repr=False)
+    fusions: FusionPlan = field(repr=False)
+    buffers: tuple[Lifetime, ...] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a search is: told to `on_progress`."""
+
+    stage: str
+    meshes_tried: int = 0
+    meshes: int = 0
+    best_step_s: float | None = None
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A solution on one mesh, partitioned and priced."""
+
+    problem: ShardingProblem = field(repr=False)
+    solution: Solution = field(repr=False)
+    constraints: tuple[ValueConstraint, ...] = field(repr=False)
+    partitioned: Partitioned = field(repr=False)
+    evaluation: Evaluation = field(repr=False)
+    in_shardings: tuple[DimAxes, ...] = field(repr=False)
+    out_shardings: tuple[DimAxes, ...] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Considered:
+    """What became of one mesh."""
+
+    mesh: LogicalMesh
+    status: str
+    step_s: float | None = None
+    peak_bytes: float | None = None
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """The best candidate and every mesh that was considered."""
+
+    best: Candidate
+    considered: tuple[Considered, ...]
+
+
+def prepare(program: Program) -> Prepared:
+    """Builds the op graph of a program and everything else that no mesh changes."""
+    graph = build_graph(program)
+    nodes = build_nodes(graph)
+    fusions = plan_fusions(nodes)
+    return Prepared(program, graph, nodes, fusions, lifetimes(nodes, fusions))
+
+
+def search_meshes(
+    prepared: Prepared,
+    meshes: Sequence[LogicalMesh],
+    memory_limit: float,
+    *,
+    fixed_on: Callable[[LogicalMesh], Fixed],
+    time_limit_s: float,
+    seed: int,
+    on_progress: Callable[[Progress], None],
+) -> SearchResult:
+    """Plans a program on every mesh in turn, as far as the time limit lets it.
+
+    Raises:
+      DoesNotFitError: no mesh has a plan within the memory limit.
+    """
+    deadline = time.monotonic() + time_limit_s
+    best: Candidate | None = None
+    considered: list[Considered] = []
+    least: list[float] = []
+    for number, mesh in enumerate(meshes):
+        left = deadline - time.monotonic()
+        if left <= 0 and (best is not None or number > 0):
+            considered.append(Considered(mesh, "not tried: out of time"))
+            continue
+        on_progress(
+            Progress(
+                "search",
+                number,
+                len(meshes),
+                None if best is None else best.evaluation.step_s,
+                mesh.describe(),
+            )
+        )
+        problem = build_problem(
+            prepared.nodes, prepared.fusions, prepared.buffers, mesh, fixed_on(mesh)
+        )
+        outcome = solve_mesh(prepared, problem, memory_limit, max(left, 1.0), seed)
+        if isinstance(outcome, float):
+            least.append(outcome)
+            considered.append(Considered(mesh, "does not fit", None, outcome))
+            continue
+        evaluation = outcome.evaluation
+        considered.append(Considered(mesh, "planned", evaluation.step_s, evaluation.peak.bytes))
+        if best is None or evaluation.step_s < best.evaluation.step_s:
+            best = outcome
+    if best is None:
+        raise DoesNotFitError(
+            f"no sharding of {prepared.program.name} fits: the least memory found is "
+            f"{min(least) / 1e9:.2f} GB a device and {memory_limit / 1e9:.2f} GB may be used",
+            where=meshes[0].slice.name,
+            do="Take a larger slice, a smaller batch, or rematerialisation",
+        )
+    return SearchResult(best, tuple(considered))
+
+
+def solve_mesh(
+    prepared: Prepared,
+    problem: ShardingProblem,
+    memory_limit: float,
+    time_limit_s: float,
+    seed: int,
+) -> Candidate | float:
+    """The best candidate on one mesh, or the least peak memory found where none fits.
+
+    The integer program knows memory and overlap only nearly. Where the exact evaluation finds
+    too much memory, the limit is tightened by the difference; where it finds that gathers last
+    longer than the compute they hide behind, they are weighed more.
+    """
+    deadline = time.monotonic() + time_limit_s
+    best: Candidate | None = None
+    least = float("inf")
+    warm: list[tuple[int, ...]] = []
+    for weight in _HIDING_WEIGHTS:
+        limit = memory_limit
+        for _ in range(_MEMORY_ROUNDS):
+            left = max(1.0, deadline - time.monotonic())
+            solution = solve(
+                problem.weighed(weight, limit), time_limit_s=left, seed=seed, warm_starts=warm
+            )
+            if solution.status == "infeasible":
+                least = min(least, solution.least_peak or float("inf"))
+                break
+            warm = [solution.choices]
+            candidate = evaluate_choices(prepared, problem, solution)
+            peak = candidate.evaluation.peak.bytes
+            if peak <= memory_limit:
+                if best is None or candidate.evaluation.step_s < best.evaluation.step_s:
+                    best = candidate
+                break
+            least = min(least, peak)
+            limit -= peak - memory_limit
+        compute, gathers, _ = problem.seconds(solution.choices)
+        if solution.status == "infeasible" or gathers <= compute:
+            break
+    return least if best is None else best
+
+
+def evaluate_choices(prepared: Prepared, problem: ShardingProblem, solution: Solution) -> Candidate:
+    """Puts a solution through the partitioner and prices what comes out."""
+    constraints = value_constraints(problem, solution.choices)
+    ins, outs = boundary_shardings(problem, solution.choices)
+    partitioned = partition(
+        prepared.program, prepared.graph, problem.mesh.shape, constraints, ins, outs
+    )
+    evaluation = evaluate_partitioned(
+        prepared.graph, prepared.fusions, prepared.buffers, partitioned, problem.mesh
+    )
+    return Candidate(problem, solution, constraints, partitioned, evaluation, ins, outs)
+
+
+def boundary_shardings(
+    problem: ShardingProblem, choices: Sequence[int]
+) -> tuple[tuple[DimAxes, ...], tuple[DimAxes, ...]]:
+    """The shardings of main's arguments and results under a choice of strategies."""
+    nodes = problem.node_graph
+    names = tuple(problem.mesh.shape)
+
+    def shardings(values: Sequence[int], of: Sequence[int]) -> tuple[DimAxes, ...]:
+        return tuple(
+            sharding_of(problem.strategies[node][choices[node]], nodes.whole_dims(value), names)
+            for value, node in zip(values, of, strict=True)
+        )
+
+    return (
+        shardings(nodes.graph.arguments, nodes.argument_nodes),
+        shardings(nodes.graph.results, nodes.result_nodes),
+    )
