@@ -25,16 +25,16 @@ def annotate(
     module: Any,
     mesh_shape: Mapping[str, int],
     constraints: Sequence[ValueConstraint],
-    in_shardings: Sequence[DimAxes] | None = None,
-    out_shardings: Sequence[DimAxes] | None = None,
+    in_shardings: Sequence[DimAxes | None] | None = None,
+    out_shardings: Sequence[DimAxes | None] | None = None,
     same_platform: bool = True,
 ) -> None:
     """Constrains a normalised module, in place; its context must be current.
 
     Args:
       mesh_shape: mesh axis name -> size, major to minor.
-      in_shardings: for each argument of main; None keeps those that the module has.
-      out_shardings: for each result of main; None keeps those that the module has.
+      in_shardings: for each argument of main; None (for one or all) keeps what the module has.
+      out_shardings: the same for the results of main.
       same_platform: the module was lowered for the platform that was planned for. On another,
         JAX may lower a few functions to other operations; their constraints are left out.
 
@@ -44,9 +44,9 @@ def annotate(
     mesh = _mesh_symbol(module, mesh_shape)
     main = mlir.main_function(module)
     if in_shardings is not None:
-        _set_attributes(main, "arg_attrs", [sharding_attribute(mesh, s) for s in in_shardings])
+        _set_shardings(main, "arg_attrs", mesh, in_shardings)
     if out_shardings is not None:
-        _set_attributes(main, "res_attrs", [sharding_attribute(mesh, s) for s in out_shardings])
+        _set_shardings(main, "res_attrs", mesh, out_shardings)
     finder = _Finder(module, main)
     # Values and readers are looked up before anything moves.
     places = []
@@ -105,14 +105,15 @@ def _mesh_symbol(module: Any, shape: Mapping[str, int]) -> str:
     return name
 
 
-def _set_attributes(main: Any, kind: str, shardings: Sequence[Any]) -> None:
+def _set_shardings(main: Any, kind: str, mesh: str, shardings: Sequence[DimAxes | None]) -> None:
     current = (
         [dict(_named(ir.DictAttr(a))) for a in main.attributes[kind]]
         if kind in main.attributes
         else [{} for _ in shardings]
     )
     for attributes, sharding in zip(current, shardings, strict=True):
-        attributes["sdy.sharding"] = sharding
+        if sharding is not None:
+            attributes["sdy.sharding"] = sharding_attribute(mesh, sharding)
     main.attributes[kind] = ir.ArrayAttr.get([ir.DictAttr.get(a) for a in current])
 
 

@@ -82,8 +82,8 @@ def partition(
     graph: OpGraph,
     mesh_shape: Mapping[str, int],
     constraints: Sequence[ValueConstraint] = (),
-    in_shardings: Sequence[DimAxes] | None = None,
-    out_shardings: Sequence[DimAxes] | None = None,
+    in_shardings: Sequence[DimAxes | None] | None = None,
+    out_shardings: Sequence[DimAxes | None] | None = None,
 ) -> Partitioned:
     """Runs Shardy on a program with these constraints, in process."""
     with program.module() as module:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import functools
 import hashlib
 import io
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 from jax import export as jax_export
+from jax.sharding import AbstractMesh, AxisType, use_abstract_mesh
 from jaxlib.mlir.dialects import stablehlo
 
 from shardwright.errors import InputError
@@ -142,6 +143,13 @@ class Program:
           InputError: it does not parse, has no main, or has dynamic shapes.
         """
         return _from_module(text_or_bytes, name="", in_paths=None, out_paths=None)
+
+
+def mesh_context(shape: Mapping[str, int]) -> AbstractContextManager[Any]:
+    """A context in which functions may name the axes of a mesh that has no devices here."""
+    names = tuple(shape)
+    mesh = AbstractMesh(tuple(shape.values()), names, axis_types=(AxisType.Auto,) * len(names))
+    return use_abstract_mesh(mesh)
 
 
 def function_name(fn: Callable[..., Any]) -> str:

@@ -1,5 +1,50 @@
-"""Shardwright plans the sharding of JAX programs on TPU slices."""
+"""Shardwright plans the sharding of JAX programs on TPU slices.
+
+    import shardwright as sw
+
+    plan = sw.plan(train_step, state, batch, topology="v5e:16x16", donate_argnums=(0,))
+    step = plan.jit(train_step)
+
+Names are loaded when first used, so that importing the package costs nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from shardwright.errors import DoesNotFitError, InputError, ShardwrightError
+from shardwright.version import VERSION as __version__
 
-__all__ = ["DoesNotFitError", "InputError", "ShardwrightError"]
+if TYPE_CHECKING:
+    from shardwright.planner.hand_made import evaluate
+    from shardwright.planner.plan import Plan
+    from shardwright.planner.planning import plan
+    from shardwright.planner.program import Program
+    from shardwright.planner.rules import register_rule
+
+_HOMES = {
+    "Plan": "shardwright.planner.plan",
+    "Program": "shardwright.planner.program",
+    "evaluate": "shardwright.planner.hand_made",
+    "plan": "shardwright.planner.planning",
+    "register_rule": "shardwright.planner.rules",
+}
+
+__all__ = [
+    "DoesNotFitError",
+    "InputError",
+    "Plan",
+    "Program",
+    "ShardwrightError",
+    "__version__",
+    "evaluate",
+    "plan",
+    "register_rule",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
