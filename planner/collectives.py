@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
-from shardwright.hardware_profiles.mesh import AxisRef
+from shardwright.cost_models.collectives import compiled_collective
+from shardwright.hardware_profiles.mesh import AxisRef, LogicalMesh
 
 _AXIS = re.compile(r'"([^"]+)"(?::\((\d+)\)(\d+))?')
 _DIMENSION = re.compile(r"\{([^}]*)\}")
@@ -103,3 +104,10 @@ def merge_reduce_and_slice(reduce_axes: Sequence[AxisRef], slice_step: Step | No
     if slice_step is None or slice_step.kind != "all_slice":
         return False
     return set(reduce_axes) <= set(slice_step.axes)
+
+
+def compiled_step(step: Step, nbytes: float, mesh: LogicalMesh) -> tuple[StepKind, float]:
+    """What the TPU compiler makes of a collective on a tensor of `nbytes`, and its seconds."""
+    if step.kind == "all_slice":
+        return step.kind, 0.0
+    return compiled_collective(step.kind, nbytes / step.divisor, step.axes, mesh)

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from shardwright.cost_models.collectives import compiled_collective
 from shardwright.cost_models.memory import Buffer, PeakMemory, dtype_bytes, peak_memory
 from shardwright.hardware_profiles.mesh import LogicalMesh
-from shardwright.planner.collectives import DimAxes, axis_size
+from shardwright.planner.collectives import DimAxes, axis_size, compiled_step
 from shardwright.planner.fusion import FusionPlan
 from shardwright.planner.graph import OpGraph
 from shardwright.planner.halo import halo_seconds
 from shardwright.planner.liveness import Lifetime
+from shardwright.planner.manual import manual_collectives
 from shardwright.planner.nodes import is_trivial
 from shardwright.planner.op_costs import kernel_seconds, local_bytes
 from shardwright.planner.partitioned import Communication, Partitioned
@@ -85,7 +85,8 @@ def evaluate_partitioned(
         seconds = first.trips * float(kernel.total[0])
         compute_by_op[fusion.time] = compute_by_op.get(fusion.time, 0.0) + seconds
         compute_by_loop[first.loop] = compute_by_loop.get(first.loop, 0.0) + seconds
-    collectives = tuple(_price(c, mesh) for c in partitioned.communications)
+    communications = [*partitioned.communications, *_manual(graph, mesh)]
+    collectives = tuple(_price(c, mesh) for c in communications)
     halos = _halo_seconds(graph, shapes, partitioned, mesh)
     total = sum(c.seconds * c.communication.trips for c in collectives) + halos
     hidden = _hidden_seconds(collectives, compute_by_loop)
@@ -102,12 +103,33 @@ def evaluate_partitioned(
 def _price(communication: Communication, mesh: LogicalMesh) -> PricedCollective:
     step = communication.step
     elements = float(np.prod(communication.shape, dtype=np.float64))
-    nbytes = elements * dtype_bytes(communication.dtype) / step.divisor
-    if step.kind == "all_slice":
-        return PricedCollective(communication, step.kind, nbytes, 0.0, False)
-    kind, seconds = compiled_collective(step.kind, nbytes, step.axes, mesh)
+    nbytes = elements * dtype_bytes(communication.dtype)
+    kind, seconds = compiled_step(step, nbytes, mesh)
     can_hide = communication.prefetchable and kind == "all_gather"
-    return PricedCollective(communication, kind, nbytes, seconds, can_hide)
+    return PricedCollective(communication, kind, nbytes / step.divisor, seconds, can_hide)
+
+
+def _manual(graph: OpGraph, mesh: LogicalMesh) -> list[Communication]:
+    """The collectives of `shard_map` regions, which the partitioner leaves as they are."""
+    found = []
+    for op, value, step in manual_collectives(graph, mesh):
+        whole: DimAxes = ((),) * len(value.shape)
+        found.append(
+            Communication(
+                step=step,
+                shape=value.shape,
+                dtype=value.dtype,
+                before=whole,
+                after=whole,
+                near=op.id,
+                trips=op.trips,
+                loop=op.loop,
+                prefetchable=False,
+                read_by=(),
+                from_value=-1,
+            )
+        )
+    return found
 
 
 def _hidden_seconds(

@@ -10,13 +10,21 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import networkx as nx
 
+from shardwright.cost_models.memory import dtype_bytes
 from shardwright.planner import mlir
+from shardwright.planner.given import (
+    CONSTRAINT,
+    MANUAL,
+    constraint_detail,
+    manual_rule,
+    replica_groups,
+)
 from shardwright.planner.mlir import ir
 from shardwright.planner.program import Program
 from shardwright.planner.rules import Rule, RuleReader, operation_name
@@ -27,6 +35,7 @@ OP_ID = "shardwright.op"
 _CONSTANTS = ("stablehlo.constant", "sdy.constant")
 _SOURCES = (*_CONSTANTS, "stablehlo.iota")
 _CONV_LABELS = re.compile(r"\[([^\]]*)\]")
+_GROUPED = ("stablehlo.reduce_scatter", "stablehlo.collective_permute")
 _TERMINATORS = ("stablehlo.return", "func.return", "sdy.return")
 
 
@@ -44,6 +53,11 @@ class Value:
     dtype: str
     producer: int
     free: bool
+
+    @property
+    def nbytes(self) -> float:
+        """Bytes of the whole tensor, without padding."""
+        return float(math.prod(self.shape)) * dtype_bytes(self.dtype)
 
 
 @dataclass(frozen=True)
@@ -70,7 +84,9 @@ class Op:
       trips: how many times it runs in one execution of the program.
       loop: the innermost loop that holds it, or -1.
       source: "file:line" of the user's code, where known.
-      detail: what the costs need beyond shapes (kind of reduction, window of a convolution).
+      detail: what the costs need beyond shapes (window of a convolution, replica groups), and
+        what the program gives (the axes of a sharding constraint).
+      manual: it is inside a `shard_map` region and works on local arrays already.
     """
 
     id: int
@@ -83,6 +99,7 @@ class Op:
     key: OpKey
     source: str
     detail: dict[str, Any] = field(repr=False)
+    manual: bool = False
 
 
 @dataclass(frozen=True)
@@ -166,7 +183,7 @@ def build_graph(program: Program) -> OpGraph:
     """Reads the op graph of a program, asking Shardy for every operation's rule."""
     with program.module() as module:
         mlir.run_passes(module, mlir.POPULATE_RULES)
-        return _Reader(module).read(program.aliases)
+        return _Reader(module, program.mesh_axes or {}).read(program.aliases)
 
 
 def number_operations(module: Any) -> None:
@@ -201,7 +218,7 @@ def _walked_regions(op: Any) -> list[Any]:
     """The regions whose operations work on whole tensors (a loop's condition does not)."""
     if op.name == "stablehlo.while":
         return [op.regions[1]]
-    if op.name in ("stablehlo.if", "stablehlo.case"):
+    if op.name in ("stablehlo.if", "stablehlo.case", MANUAL):
         return list(op.regions)
     return []
 
@@ -221,7 +238,9 @@ class _KeyMaker:
 class _Reader:
     """Walks a module once, numbering values and operations."""
 
-    def __init__(self, module: Any) -> None:
+    def __init__(self, module: Any, mesh: Mapping[str, int]) -> None:
+        self._mesh = mesh
+        self._manual = False
         self._main = mlir.main_function(module)
         self._make_key = _KeyMaker()
         self._values: list[Value] = []
@@ -270,6 +289,9 @@ class _Reader:
         index = len(self._ops)
         structured = bool(_walked_regions(op))
         rule = None if structured else self._read_rule(op)
+        detail = _detail(op)
+        if op.name == MANUAL:
+            rule, detail = manual_rule(op, self._mesh)
         free = not structured and self._is_free(op, rule, operands)
         key = self._make_key(op)
         self._ops.append(
@@ -283,18 +305,21 @@ class _Reader:
                 loop=loop,
                 key=key,
                 source="" if free else self._sources(op),
-                detail=_detail(op),
+                detail=detail,
+                manual=self._manual,
             )
         )
         if op.name == "stablehlo.while":
             results = self._read_while(op, index, operands, trips, loop, key)
+        elif op.name == MANUAL:
+            results = self._read_manual(op, index, trips, loop)
         elif structured:
             results = self._read_branches(op, index, trips, loop)
         else:
             results = tuple(self._add_value(r, index, free) for r in op.results)
             if op.name in _CONSTANTS:
                 self._remember_constant(op, results[0])
-        self._ops[index] = _with_results(self._ops[index], results)
+        self._ops[index] = replace(self._ops[index], results=results)
 
     def _is_free(self, op: Any, rule: Rule | None, operands: tuple[int, ...]) -> bool:
         if op.name in _SOURCES:
@@ -342,6 +367,15 @@ class _Reader:
         for position, result in enumerate(results):
             self._joins.append(Join(result, tuple(y[position] for y in yields), index))
         return results
+
+    def _read_manual(self, op: Any, index: int, trips: float, loop: int) -> tuple[int, ...]:
+        body = op.regions[0].blocks[0]
+        for argument in body.arguments:
+            self._add_value(argument, producer=-1, free=False)
+        outside, self._manual = self._manual, True
+        self._read_block(body, trips, loop)
+        self._manual = outside
+        return tuple(self._add_value(r, index, free=False) for r in op.results)
 
     def _remember_constant(self, op: Any, value: int) -> None:
         dense = op.attributes["value"]
@@ -402,21 +436,6 @@ class _SourceLines:
         return self._seen[location]
 
 
-def _with_results(op: Op, results: tuple[int, ...]) -> Op:
-    return Op(
-        op.id,
-        op.name,
-        op.operands,
-        results,
-        op.rule,
-        op.trips,
-        op.loop,
-        op.key,
-        op.source,
-        op.detail,
-    )
-
-
 def _splat(dense: Any) -> bool:
     return bool(dense.is_splat)
 
@@ -427,6 +446,10 @@ def _argument_number(value: Any, block: Any) -> int | None:
 
 def _detail(op: Any) -> dict[str, Any]:
     """The attributes that costs are computed from."""
+    if op.name == CONSTRAINT:
+        return constraint_detail(op)
+    if op.name.startswith("stablehlo.all_") or op.name in _GROUPED:
+        return replica_groups(op)
     if op.name != "stablehlo.convolution":
         return {}
     numbers = str(op.attributes["dimension_numbers"])

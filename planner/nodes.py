@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from shardwright.planner.given import CONSTRAINT, MANUAL
 from shardwright.planner.graph import Op, OpGraph, Value
 from shardwright.planner.rules import DimFactors, Rule
 
@@ -150,6 +151,7 @@ class _Builder:
         self._connect_ops()
         self._make_loop_nodes()
         self._make_join_nodes()
+        self._make_local_nodes()
         argument_nodes = self._make_argument_nodes()
         result_nodes = self._make_result_nodes(argument_nodes)
         return NodeGraph(
@@ -259,13 +261,15 @@ class _Builder:
             ops = [self._graph.ops[i] for i in group.ops]
             alone = len(ops) == 1
             shardable = frozenset(range(len(group.sizes)))
-            if alone:
+            if ops[0].manual:
+                shardable = frozenset()
+            elif alone:
                 rule = ops[0].rule
                 assert rule is not None
                 mapping = group.ops[ops[0].id]
                 shardable -= {mapping[f] for f in rule.replicated}
             kind = GROUP
-            if alone and _member_dims(ops[0], rule, self._graph) is None:
+            if alone and _member_dims(ops[0], ops[0].rule, self._graph) is None:
                 kind = OPERATION
             label = ops[-1].key.location or ops[-1].name
             node = self._add_node(kind, group.sizes, label, shardable=shardable, ops=group.ops)
@@ -373,6 +377,16 @@ class _Builder:
                     share = op.trips / len(join.yields)
                     self._use(value, node, dims, -1, branch, share, join.op)
 
+    def _make_local_nodes(self) -> None:
+        """Arguments of `shard_map` bodies are local arrays: there is nothing to choose."""
+        made = set(self._producers) | set(self._graph.arguments)
+        read = {v for op in self._graph.ops if op.manual for v in op.operands}
+        for value in sorted(read - made):
+            if self._graph.values[value].producer < 0 and self._decides(value):
+                node = self._add_node(GROUP, (), "shard_map argument", shardable=frozenset())
+                dims: DimFactors = ((),) * len(self._graph.values[value].shape)
+                self._producers[value] = Port(node, value, dims)
+
     def _make_argument_nodes(self) -> tuple[int, ...]:
         nodes = []
         for k, value in enumerate(self._graph.arguments):
@@ -403,13 +417,13 @@ def _large_factors(rule: Rule) -> list[int]:
     return [f for f, size in enumerate(rule.sizes) if size > 1]
 
 
-def _member_dims(op: Op, rule: Rule, graph: OpGraph) -> list[int] | None:
+def _member_dims(op: Op, rule: Rule | None, graph: OpGraph) -> list[int] | None:
     """The factors, in order, that a group of this operation has; None where it is no member.
 
     Members are elementwise operations in the wide sense (transposes and size-1 reshapes too),
     broadcasts, and reductions.
     """
-    if rule.replicated or rule.permutation:
+    if rule is None or rule.replicated or rule.permutation or op.name in (CONSTRAINT, MANUAL):
         return None
     mappings = (*rule.operands, *rule.results)
     if any(len(dim) > 1 for mapping in mappings for dim in mapping):

@@ -9,9 +9,8 @@ from math import prod
 from jax.sharding import PartitionSpec
 
 from shardwright.errors import InputError
-from shardwright.hardware_profiles.mesh import AxisRef, LogicalMesh
+from shardwright.hardware_profiles.mesh import AxisRef
 from shardwright.planner.collectives import DimAxes
-from shardwright.planner.nodes import NodeGraph
 from shardwright.planner.program import Program, Tensor
 
 
@@ -81,21 +80,3 @@ def dim_axes_of(
             )
         dims.append(tuple(AxisRef(name) for name in names))
     return tuple(dims)
-
-
-def argument_pins(
-    program: Program, nodes: NodeGraph, pins: Mapping[str, DimAxes], mesh: LogicalMesh
-) -> dict[int, tuple[int | None, ...]]:
-    """Pins of arguments as fixed strategies of their nodes: a factor (or -1) for each axis."""
-    fixed: dict[int, tuple[int | None, ...]] = {}
-    for tensor, value, node in zip(
-        program.inputs, nodes.graph.arguments, nodes.argument_nodes, strict=True
-    ):
-        if tensor.path in pins:
-            factors = dict.fromkeys(mesh.shape, -1)
-            dims = nodes.whole_dims(value)
-            for factor, axes in zip(dims, pins[tensor.path], strict=True):
-                for axis in axes:
-                    factors[axis.name] = factor[0] if factor else -1
-            fixed[node] = tuple(factors.values())
-    return fixed

@@ -33,7 +33,7 @@ from shardwright.planner.plan_schema import (
     Spec,
     TensorModel,
 )
-from shardwright.planner.program import function_name, lower_for_planning
+from shardwright.planner.program import function_name, lower_for_planning, mesh_context
 
 _PLAN_AGAIN = "Plan again with these arguments, or call with those that were planned"
 
@@ -191,7 +191,8 @@ class Plan:
         in_specs = [_partition_spec(t.spec) for t in self.data.program.inputs]
         out_specs = [_partition_spec(t.spec) for t in self.data.program.outputs]
         in_tree = jax.tree.structure(args)
-        out_tree = jax.tree.structure(jax.eval_shape(fn, *args))
+        with mesh_context(self.mesh_axes):
+            out_tree = jax.tree.structure(jax.eval_shape(fn, *args))
         if out_tree.num_leaves != len(out_specs):
             raise InputError(
                 f"the function returns {out_tree.num_leaves} arrays and the planned one returned "
@@ -199,14 +200,15 @@ class Plan:
                 where=function_name(fn),
                 do=_PLAN_AGAIN,
             )
-        lowered = lower_for_planning(
-            fn,
-            args,
-            self.data.program.donate_argnums,
-            platform,
-            in_shardings=in_tree.unflatten([NamedSharding(mesh, s) for s in in_specs]),
-            out_shardings=out_tree.unflatten([NamedSharding(mesh, s) for s in out_specs]),
-        )
+        with mesh_context(self.mesh_axes):
+            lowered = lower_for_planning(
+                fn,
+                args,
+                self.data.program.donate_argnums,
+                platform,
+                in_shardings=in_tree.unflatten([NamedSharding(mesh, s) for s in in_specs]),
+                out_shardings=out_tree.unflatten([NamedSharding(mesh, s) for s in out_specs]),
+            )
         module = lowered.compiler_ir("stablehlo")
         with module.context:
             mlir.normalize(module)

@@ -15,8 +15,10 @@ from shardwright.hardware_profiles.chip import ChipProfile
 from shardwright.hardware_profiles.mesh import LogicalMesh, enumerate_meshes, meshes_for_shape
 from shardwright.hardware_profiles.slices import Slice, parse_slice
 from shardwright.planner.evaluation import Evaluation
+from shardwright.planner.fixed import fixed_strategies
 from shardwright.planner.flops import matrix_flops
-from shardwright.planner.pins import argument_pins, specs_by_path
+from shardwright.planner.given import check_mesh
+from shardwright.planner.pins import specs_by_path
 from shardwright.planner.plan import Plan, constraint_model, spec_of, tree_text
 from shardwright.planner.plan_schema import (
     BufferModel,
@@ -30,7 +32,7 @@ from shardwright.planner.plan_schema import (
     TensorModel,
     VersionsModel,
 )
-from shardwright.planner.program import Program
+from shardwright.planner.program import Program, mesh_context
 from shardwright.planner.search import (
     Prepared,
     Progress,
@@ -85,11 +87,11 @@ def plan(
             f"memory_fraction is {memory_fraction}", where="plan", do="Give a number in (0, 1]"
         )
     on = parse_slice(topology, chip)
-    meshes = _meshes(on, mesh)
     report(Progress("trace"))
-    program = (
-        fn if isinstance(fn, Program) else Program.trace(fn, *args, donate_argnums=donate_argnums)
-    )
+    program = _program(fn, args, donate_argnums, mesh)
+    check_mesh(program.mesh_axes, mesh)
+    mesh = mesh or program.mesh_axes
+    meshes = _meshes(on, mesh)
     pins = specs_by_path(program, pinned or {}, mesh)
     report(Progress("graph"))
     prepared = prepare(program)
@@ -98,7 +100,7 @@ def plan(
         prepared,
         meshes,
         on.chip.device_hbm_bytes * memory_fraction,
-        fixed_on=lambda m: argument_pins(program, prepared.nodes, pins, m),
+        fixed_on=lambda m: fixed_strategies(program, prepared.nodes, pins, m),
         time_limit_s=time_limit_s,
         seed=seed,
         on_progress=report,
@@ -115,6 +117,20 @@ def plan(
     return _make_plan(
         prepared, found, options, tuple(donate_argnums), model_flops, time.monotonic() - started
     )
+
+
+def _program(
+    fn: Callable[..., Any] | Program,
+    args: Sequence[Any],
+    donate_argnums: Sequence[int],
+    mesh: Mapping[str, int] | None,
+) -> Program:
+    if isinstance(fn, Program):
+        return fn
+    if mesh is None:
+        return Program.trace(fn, *args, donate_argnums=donate_argnums)
+    with mesh_context(mesh):  # so that constraints in the function may name its axes
+        return Program.trace(fn, *args, donate_argnums=donate_argnums)
 
 
 def _meshes(on: Slice, shape: Mapping[str, int] | None) -> tuple[LogicalMesh, ...]:

@@ -14,12 +14,13 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.hardware_profiles.mesh import LogicalMesh
-from shardwright.planner.collectives import DimAxes
+from shardwright.hardware_profiles.mesh import AxisRef, LogicalMesh
+from shardwright.planner.collectives import DimAxes, compiled_step
 from shardwright.planner.fusion import FusionPlan
 from shardwright.planner.graph import OpGraph
 from shardwright.planner.halo import halo_seconds
 from shardwright.planner.liveness import Lifetime
+from shardwright.planner.manual import manual_collectives
 from shardwright.planner.mlir import PREFETCHABLE
 from shardwright.planner.nodes import OPERATION, Node, NodeGraph, Port, Use, is_trivial
 from shardwright.planner.op_costs import kernel_seconds, local_bytes
@@ -199,6 +200,10 @@ class _Builder:
         for node in self._nodes.nodes:
             if node.kind == OPERATION:
                 self._add_halos(node)
+        for op, value, step in manual_collectives(self._graph, self._mesh):
+            node = self._nodes.node_of_op[op.id]
+            _, seconds = compiled_step(step, value.nbytes, self._mesh)
+            self._exposed[node] = self._exposed[node] + op.trips * seconds
         for value, producer in self._nodes.producers.items():
             self._connect(value, producer)
         compute += [np.zeros(len(rows)) for rows in self._rows[len(compute) :]]
@@ -316,7 +321,7 @@ class _Builder:
     def _table(self, value: int, source: Port, target: Port) -> tuple[FloatArray, FloatArray]:
         tensor = self._graph.values[value]
         rank = len(tensor.shape)
-        nbytes = _bytes(tensor.shape, tensor.dtype)
+        nbytes = tensor.nbytes
         from_rows, to_rows = self._rows[source.node], self._rows[target.node]
         before, after = codes(from_rows, source.dims), codes(to_rows, target.dims)
         gather, rest = self._costs.tables(rank, nbytes)
@@ -340,7 +345,7 @@ class _Builder:
         rank = len(tensor.shape)
         trips = self._graph.ops[tensor.producer].trips
         for mask in np.unique(masks[masks > 0]):
-            table = self._costs.partial_table(rank, _bytes(tensor.shape, tensor.dtype), int(mask))
+            table = self._costs.partial_table(rank, tensor.nbytes, int(mask))
             extra = np.where(masks == mask, trips * table[0, 0], 0.0)
             self._exposed[producer.node] = self._exposed[producer.node] + extra
 
@@ -376,16 +381,8 @@ class _Builder:
         return local_bytes(self._shapes(node, value, dims), self._graph.values[value].dtype)
 
 
-def _bytes(shape: Sequence[int], dtype: str) -> float:
-    from shardwright.cost_models.memory import dtype_bytes
-
-    return float(np.prod(shape, dtype=np.float64)) * dtype_bytes(dtype)
-
-
 def sharding_of(row: Sequence[int], dims: DimFactors, names: Sequence[str]) -> DimAxes:
     """The mesh axes on each dimension of a value under one strategy."""
-    from shardwright.hardware_profiles.mesh import AxisRef
-
     return tuple(
         tuple(
             AxisRef(names[axis])

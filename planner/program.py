@@ -21,6 +21,7 @@ from jaxlib.mlir.dialects import stablehlo
 
 from shardwright.errors import InputError
 from shardwright.planner import mlir
+from shardwright.planner.given import program_mesh
 from shardwright.planner.mlir import ir
 
 _EXPORT_HELP = "Pass the bytes that jax.export's Exported.serialize() returned"
@@ -47,6 +48,7 @@ class Program:
       aliases: output index -> input index whose buffer it takes over (donated state).
       in_tree: the pytree of the arguments, or None where the input had none.
       out_tree: the pytree of the result, or None.
+      mesh_axes: the mesh that shardings inside the program name, or None.
       fingerprint: SHA-256 of the module without locations; equal programs have equal ones.
     """
 
@@ -57,6 +59,7 @@ class Program:
     aliases: dict[int, int] = field(repr=False)
     in_tree: Any = field(repr=False)
     out_tree: Any = field(repr=False)
+    mesh_axes: dict[str, int] | None
     fingerprint: str
 
     @contextmanager
@@ -221,6 +224,7 @@ def _from_module(
             aliases=aliases,
             in_tree=in_tree,
             out_tree=out_tree,
+            mesh_axes=program_mesh(module),
             fingerprint=hashlib.sha256(asm.encode()).hexdigest(),
         )
 

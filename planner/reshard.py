@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from shardwright.cost_models.collectives import Collective, compiled_collective
 from shardwright.hardware_profiles.mesh import AxisRef, LogicalMesh
 from shardwright.planner import mlir
-from shardwright.planner.collectives import DimAxes, Step, read_step
+from shardwright.planner.collectives import DimAxes, Step, compiled_step, read_step
 from shardwright.planner.strategies import IntArray
 
 FloatArray = NDArray[np.float64]
@@ -99,11 +99,8 @@ class ReshardCosts:
         if known is None or len(known[0]) != len(self._steps) + 1:
             gathers, rest = np.zeros((2, len(self._steps) + 1))
             for i, step in enumerate(self._steps):
-                if step.kind != "all_slice":
-                    kind, seconds = compiled_collective(
-                        step.kind, nbytes / step.divisor, step.axes, self.mesh
-                    )
-                    (gathers if kind == "all_gather" else rest)[i] = seconds
+                kind, seconds = compiled_step(step, nbytes, self.mesh)
+                (gathers if kind == "all_gather" else rest)[i] = seconds
             known = self._seconds[nbytes] = (gathers, rest)
         return known
 
