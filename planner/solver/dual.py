@@ -44,6 +44,7 @@ class Dual:
         self.best: Rounding | None = None
         self._trial = self.prices.copy()
         self._average: FloatArray | None = None
+        self._settled = -np.inf
         self._step = 0.5
         self._worse = self._better = 0
         self._message_a = np.zeros(arrays.to_a[-1])
@@ -59,38 +60,68 @@ class Dual:
     def ascend(self, iterations: int, upper: float = np.inf) -> None:
         """Improve the bound; `upper` is the cost of a known solution, which sets the step length."""
         for _ in range(iterations):
-            value = self._sweep() - float(self._trial @ self.arrays.slack)
+            value = max(self._sweep()) - float(self._trial @ self.arrays.slack)
             self._consider_rounding()
-            if len(self.prices):
+            if not len(self.prices):
+                self.bound = max(self.bound, value)
+            else:
                 over = self._usage[:-1] - self.arrays.slack
                 self._judge(value, over)
                 self._move(over, upper)
-            self.bound = max(self.bound, value)
 
-    def settle(self, sweeps: int) -> tuple[float, FloatArray]:
-        """Pass messages at the best prices; the bound reached, and by how much each strategy exceeds it."""
+    def settle(self, sweeps: int) -> FloatArray:
+        """Pass messages at the best prices.
+
+        Returns:
+          For each strategy, a lower bound on the cost of what contains it.
+        """
         price_memory(self.arrays, self.prices, self._priced)
         self._trial = self.prices.copy()
-        value = -np.inf
         paid = float(self.prices @ self.arrays.slack)
-        excess = np.zeros(len(self.arrays.unary))
+        bounds = np.full(len(self.arrays.unary), -np.inf)
         for _ in range(sweeps):
-            first, second = sweep(
-                self.arrays, self._priced, self._message_a, self._message_b, self._beliefs,
-                self._choice,
-            )
-            # What a belief proves holds against the bound of its own forward pass.
-            np.maximum(excess, first - paid + self._beliefs, out=excess)
-            value = max(value, first - paid, second - paid)
+            first, second = self._sweep()
+            # What a belief adds holds over the bound of the forward pass just before.
+            np.maximum(bounds, first - paid + self._beliefs, out=bounds)
+            self._settled = second - paid
+            self.bound = max(self.bound, self._settled)
         self._consider_rounding()
-        self.bound = max(self.bound, value)
-        return value, excess
+        return bounds
 
-    def _sweep(self) -> float:
+    def pair_bounds(self, edge: int) -> FloatArray:
+        """After `settle`: for each pair of an edge, a lower bound on the cost of what contains it.
+
+        After a backward pass an edge keeps its table less both messages plus the share that its later
+        end sent back; each node keeps what it did not send. All are at least zero over the bound.
+        """
+        g = self.arrays
+        a, b = int(g.edge_a[edge]), int(g.edge_b[edge])
+        at_a, at_b = slice(g.first[a], g.first[a + 1]), slice(g.first[b], g.first[b + 1])
+        table = g.table[g.edge_first[edge] : g.edge_first[edge + 1]]
+        kept = table.reshape(at_a.stop - at_a.start, -1) + (
+            self._share(b) * self._beliefs[at_b] - self._message_b[g.to_b[edge] : g.to_b[edge + 1]]
+        )
+        kept = kept - self._message_a[g.to_a[edge] : g.to_a[edge + 1], None]
+        kept -= kept.min()
+        kept += (self._rest(a) * self._beliefs[at_a])[:, None] + self._rest(b) * self._beliefs[at_b]
+        return kept + self._settled
+
+    def _share(self, node: int) -> float:
+        g = self.arrays
+        earlier = g.incident_split[node] - g.incident_first[node]
+        later = g.incident_first[node + 1] - g.incident_split[node]
+        return 1.0 / max(earlier, later, 1)
+
+    def _rest(self, node: int) -> float:
+        g = self.arrays
+        earlier = g.incident_split[node] - g.incident_first[node]
+        return float(1.0 - earlier * self._share(node))
+
+    def _sweep(self) -> tuple[float, float]:
         first, second = sweep(
             self.arrays, self._priced, self._message_a, self._message_b, self._beliefs, self._choice
         )
-        return max(first, second)
+        return float(first), float(second)
 
     def _consider_rounding(self) -> None:
         usage_over_time(self.arrays, self._choice, self._usage)
@@ -102,6 +133,7 @@ class Dual:
     def _judge(self, value: float, over: FloatArray) -> None:
         """Keep prices that proved more, and adapt the step length."""
         if value > self.bound:
+            self.bound = value
             self.prices = self._trial.copy()
             self._worse = 0
             self._better += int(self._average is not None and over @ self._average >= 0)

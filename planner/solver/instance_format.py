@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from shardwright.planner.solver.problem import Edge, MemoryTerm, Problem, validate
 
 from shardwright.errors import InputError
+from shardwright.planner.solver.problem import Edge, MemoryTerm, Problem, validate
 
 
 def read_instance(path: Path) -> Problem:

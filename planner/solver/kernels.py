@@ -98,7 +98,11 @@ def _send_to_a(g: Arrays, e: int, own: FloatArray, out: FloatArray) -> float:
 
 @_kernel
 def _collect(
-    g: Arrays, n: int, priced: FloatArray, message_a: FloatArray, message_b: FloatArray,
+    g: Arrays,
+    n: int,
+    priced: FloatArray,
+    message_a: FloatArray,
+    message_b: FloatArray,
     belief: FloatArray,
 ) -> float:
     """Costs of a node plus all messages to it, less their minimum, which is returned."""
@@ -123,8 +127,12 @@ def _collect(
 
 @_kernel
 def sweep(
-    g: Arrays, priced: FloatArray, message_a: FloatArray, message_b: FloatArray,
-    beliefs: FloatArray, choice: IntArray,
+    g: Arrays,
+    priced: FloatArray,
+    message_a: FloatArray,
+    message_b: FloatArray,
+    beliefs: FloatArray,
+    choice: IntArray,
 ) -> tuple[float, float]:
     """A forward and a backward pass of sequential tree-reweighted message passing (TRW-S).
 
@@ -239,8 +247,13 @@ def _grow_forest(
 
 @_kernel
 def _solve_forest(
-    g: Arrays, ordered: IntArray, parent_edge: IntArray, member: Any, given: FloatArray,
-    work: FloatArray, result: IntArray,
+    g: Arrays,
+    ordered: IntArray,
+    parent_edge: IntArray,
+    member: Any,
+    given: FloatArray,
+    work: FloatArray,
+    result: IntArray,
 ) -> None:
     """Best choices of a forest by dynamic programming, written to `result`.
 
@@ -458,7 +471,7 @@ def _ball(g: Arrays, centre: int, reach: int, near: Any, order: IntArray) -> int
     order[0] = centre
     filled = 1
     head = 0
-    while head < filled and filled < reach:
+    while head < filled < reach:
         v = order[head]
         head += 1
         for p in range(g.incident_first[v], g.incident_first[v + 1]):

@@ -75,6 +75,7 @@ def keep_binding_points(network: Network) -> None:
     keep = _drop_implied(network.slack[::-1], rise[:-1][::-1], keep[::-1])[::-1]
     position = np.concatenate([[0], np.cumsum(keep)])
     network.slack = network.slack[keep]
+    network.times = network.times[keep]
     for node, terms in enumerate(flat):
         network.terms[node] = [
             Term(int(position[term.start]), int(position[term.end]), term.usage)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
 from shardwright.planner.solver.problem import FORBIDDEN, CostArray, FloatArray, Problem
 
 IntArray = NDArray[np.int64]
@@ -97,6 +99,7 @@ class Network:
         share one buffer (one is the transpose of the other).
       terms: memory by node, each with a least usage of zero.
       slack: bytes left at each time point when each node uses its least; empty where memory is free.
+      times: the original number of each time point.
       constant: cost of what was decided.
       trail: reductions made, in order.
     """
@@ -106,12 +109,14 @@ class Network:
         self.tables: list[dict[int, FloatArray]] = [{} for _ in problem.costs]
         self.terms: list[list[Term | Indexed]] = [[] for _ in problem.costs]
         self.slack: FloatArray = np.zeros(0)
+        self.times: IntArray = np.zeros(0, dtype=np.int64)
         self.constant = 0.0
         self.trail: list[Step] = []
         for edge in problem.edges:
             self.add_table(edge.a, edge.b, as_costs(edge.cost))
         if problem.memory_limit is not None and math.isfinite(problem.memory_limit):
             self.slack = np.full(problem.horizon, float(problem.memory_limit))
+            self.times = np.arange(problem.horizon)
             if problem.base_memory is not None:
                 self.slack[: len(problem.base_memory)] -= problem.base_memory
             for term in problem.memory:
@@ -119,6 +124,19 @@ class Network:
                     self.terms[term.node].append(
                         Term(term.start, term.end, term.usage.astype(np.float64))
                     )
+
+    def copy(self) -> Network:
+        """A network that shares tables but can be reduced apart; its trail starts here."""
+        other = copy.copy(self)
+        other.unary = list(self.unary)
+        other.tables = [dict(tables) for tables in self.tables]
+        other.terms = [list(terms) for terms in self.terms]
+        other.trail = []
+        return other
+
+    def entries(self) -> int:
+        """Number of entries in all tables."""
+        return sum(t.size for tables in self.tables for t in tables.values()) // 2
 
     def alive(self) -> list[int]:
         """Nodes still to decide."""

@@ -17,7 +17,6 @@ from shardwright.planner.solver.network import (
     Network,
     flatten,
 )
-from shardwright.planner.solver.problem import FloatArray
 
 MERGE_GROWTH = 1.5
 DOMINANCE_WORK = 4e7

@@ -8,9 +8,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+
+from shardwright.planner.solver.arrays import to_arrays
 from shardwright.planner.solver.exact import solve_exact
+from shardwright.planner.solver.incumbent import PROVEN, Incumbent, relative_gap
 from shardwright.planner.solver.network import Network, NoFeasibleChoiceError
 from shardwright.planner.solver.problem import Problem, evaluate, validate
+from shardwright.planner.solver.reductions import reduce
+
+_PLAIN_EXACT_ENTRIES = 5_000
 
 
 @dataclass(frozen=True)
@@ -20,13 +27,14 @@ class Solution:
     Attributes:
       choices: one strategy a node; where infeasible, the choices of the least peak found.
       cost: of the choices (exact, see `evaluate`).
-      bound: no feasible choice costs less.
+      bound: no feasible choice costs less; inf where there is none.
       gap: (cost - bound) / |cost|.
-      status: "optimal" where the gap asked for is proven, "feasible", or "infeasible" where no
-        choice within the limit was found.
+      status: "optimal" where the gap asked for is proven (1e-9 where none was, the rounding of the
+        solvers), "feasible", or "infeasible" where no choice within the limit was found.
       seconds: wall time taken.
       peak, limit: bytes.
-      least_peak: where infeasible, the least peak memory found, in bytes.
+      least_peak: where infeasible, the least peak memory found, in bytes; None where forbidden
+        entries alone exclude every choice.
       least_peak_proven: whether no choice has a lower peak.
     """
 
@@ -52,25 +60,91 @@ def solve(
     workers: int = 2,
     on_progress: Callable[[float, float, float], None] | None = None,
 ) -> Solution:
-    """Choose a strategy for each node at least cost within the memory limit."""
+    """Choose a strategy for each node at least cost within the memory limit.
+
+    Args:
+      problem: costs in any one unit, memory in bytes.
+      time_limit_s: wall time after which to stop with the best found.
+      seed: of all random choices; the same seed tries the same things, as far as the time goes.
+      warm_starts: choices to begin with, feasible or not.
+      gap: relative gap at which to stop; 0 for a proven optimum.
+      workers: threads.
+      on_progress: called with (seconds, best cost, bound) as they improve.
+
+    Raises:
+      InputError: the problem or a warm start is malformed.
+    """
     started = time.perf_counter()
+    deadline = started + time_limit_s
     validate(problem)
-    best: tuple[int, ...] = (0,) * len(problem.costs)
+    incumbent = Incumbent(problem)
+    for warm_start in warm_starts:
+        incumbent.offer(warm_start)
     bound = -math.inf
-    cost = math.inf
+
+    def report(proven: float) -> None:
+        if on_progress is not None:
+            on_progress(time.perf_counter() - started, incumbent.cost, proven)
+
     try:
         network = Network(problem)
-        result = solve_exact(network, time_limit_s=time_limit_s, gap=gap)
-        bound = result.bound
-        if result.choices is not None:
-            best = tuple(network.expand(result.choices))
+        reduce(network, lambda: time.perf_counter() > started + 0.5 * time_limit_s)
+        bound = _solve_reduced(
+            network, incumbent, deadline, seed=seed, gap=gap, workers=workers, report=report
+        )
     except NoFeasibleChoiceError:
         bound = math.inf
-    checked = evaluate(problem, best)
+    return _conclude(problem, incumbent, bound, gap, started)
+
+
+def _solve_reduced(
+    network: Network,
+    incumbent: Incumbent,
+    deadline: float,
+    *,
+    seed: int,
+    gap: float,
+    workers: int,
+    report: Callable[[float], None],
+) -> float:
+    """The bound proven; the incumbent is improved on the way."""
+    if not network.alive():
+        incumbent.offer(network.expand([0] * len(network.unary)))
+        return network.constant
+    if network.entries() > _PLAIN_EXACT_ENTRIES:
+        from shardwright.planner.solver.search import Search
+
+        search = Search(
+            network,
+            incumbent,
+            deadline=deadline,
+            seed=seed,
+            gap=gap,
+            workers=workers,
+            on_progress=report,
+        )
+        search.run()
+        return search.bound
+    arrays = to_arrays(network)
+    result = solve_exact(arrays, time_limit_s=deadline - time.perf_counter(), gap=gap, seed=seed)
+    if result.infeasible:
+        raise NoFeasibleChoiceError
+    if result.choice is not None:
+        full = np.zeros(len(network.unary), dtype=np.int64)
+        full[arrays.nodes] = result.choice
+        incumbent.offer(network.expand(full.tolist()))
+    return result.bound + network.constant
+
+
+def _conclude(
+    problem: Problem, incumbent: Incumbent, bound: float, gap: float, started: float
+) -> Solution:
+    choices = incumbent.choices or (0,) * len(problem.costs)
+    checked = evaluate(problem, choices)
     seconds = time.perf_counter() - started
-    if not checked.feasible:
+    if not incumbent.found:
         return Solution(
-            best,
+            choices,
             checked.cost,
             bound,
             math.inf,
@@ -79,12 +153,12 @@ def solve(
             checked.peak,
             problem.memory_limit,
             checked.peak,
-            False,
         )
-    cost = checked.cost
-    bound = min(bound, cost)
-    relative = 0.0 if cost == bound else (cost - bound) / max(abs(cost), 1e-300)
-    status: Literal["optimal", "feasible"] = "optimal" if relative <= max(gap, 1e-9) else "feasible"
+    bound = min(bound, checked.cost)
+    reached = relative_gap(checked.cost, bound)
+    status: Literal["optimal", "feasible"] = (
+        "optimal" if reached <= max(gap, PROVEN) else "feasible"
+    )
     return Solution(
-        best, cost, bound, relative, status, seconds, checked.peak, problem.memory_limit
+        choices, checked.cost, bound, reached, status, seconds, checked.peak, problem.memory_limit
     )

@@ -1,0 +1,184 @@
+"""The search on problems too large to hand to a MIP solver at once.
+
+Rounds of two tasks side by side: the dual raises the lower bound, forests improve the solution. As the
+gap closes, what is proven too expensive is removed and the rest reduced again, until the MIP solver
+can finish it. Work in a round is counted, not timed, so that a seed gives the same rounds; time only
+decides when to stop.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from shardwright.planner.solver.arrays import Arrays, to_arrays
+from shardwright.planner.solver.dual import Dual
+from shardwright.planner.solver.exact import solve_exact
+from shardwright.planner.solver.fixing import fix_by_bound
+from shardwright.planner.solver.incumbent import PROVEN, Incumbent, relative_gap
+from shardwright.planner.solver.kernels import forest_search
+from shardwright.planner.solver.network import IntArray, Network, NoFeasibleChoiceError
+from shardwright.planner.solver.reductions import reduce
+
+EXACT_ENTRIES = 60_000
+_DUAL_WORK = 1e8
+_FOREST_WORK = 2e8
+_NEARBY = 200
+_EXACT_SHARE = 0.4
+_WORTH_REDUCING = 0.1
+
+
+class Search:
+    """A search over one network, which it makes smaller on the way.
+
+    Attributes:
+      bound: proven lower bound on the cost of the problem.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        incumbent: Incumbent,
+        *,
+        deadline: float,
+        seed: int,
+        gap: float,
+        workers: int,
+        on_progress: Callable[[float], None],
+    ) -> None:
+        self.bound = -math.inf
+        self._network = network
+        self._incumbent = incumbent
+        self._deadline = deadline
+        self._seed = seed
+        self._gap = max(gap, PROVEN)
+        self._on_progress = on_progress
+        self._workers = workers
+        self._round = 0
+        self._exact_rounds = 0
+        self._prices: dict[int, float] = {}
+
+    def run(self) -> None:
+        """Search until proven or out of time.
+
+        Raises:
+          NoFeasibleChoiceError: there is no feasible choice.
+        """
+        try:
+            with ThreadPoolExecutor(max(self._workers, 1)) as pool:
+                while not self._done():
+                    if self._network.alive():
+                        self._search_at_this_size(pool)
+                    else:
+                        self._incumbent.offer(self._network.expand([0] * len(self._network.unary)))
+                        self._raise_bound(self._network.constant)
+        except NoFeasibleChoiceError:
+            # What was removed before costs more than the incumbent.
+            if not self._incumbent.found:
+                raise
+            self._raise_bound(self._incumbent.cost)
+
+    def _search_at_this_size(self, pool: ThreadPoolExecutor) -> None:
+        """Rounds on the network as it is, until it was made smaller or nothing is left to do."""
+        arrays = to_arrays(self._network)
+        constant = self._network.constant
+        entries = len(arrays.table) + len(arrays.unary)
+        iterations = int(np.clip(_DUAL_WORK / entries, 20, 200))
+        moves = int(np.clip(_FOREST_WORK / (entries + 100 * len(arrays.nodes)), 20, 400))
+        prices = np.array([self._prices.get(t, 0.0) for t in self._network.times.tolist()])
+        dual = Dual(arrays, prices)
+        current = self._start(arrays)
+        fixed_at = math.inf
+        while not self._done():
+            self._round += 1
+            cost, bound = self._incumbent.cost, self.bound
+            tasks = [pool.submit(dual.ascend, iterations, cost - constant)]
+            if current is not None:
+                seed = self._seed * 1_000_003 + self._round
+                tasks.append(
+                    pool.submit(_improve, arrays, current, dual.prices.copy(), moves, seed)
+                )
+            for task in tasks:
+                task.result()
+            self._raise_bound(dual.bound + constant)
+            assert dual.best is not None
+            if current is None:
+                current = dual.best.choice.copy()
+            self._offer(arrays, dual.best.choice)
+            self._offer(arrays, current)
+            self._prices = dict(
+                zip(self._network.times.tolist(), dual.prices.tolist(), strict=True)
+            )
+            self._on_progress(self.bound)
+            gap = self._relative_gap()
+            slow = self._incumbent.cost == cost and self.bound - bound < 0.05 * (
+                self._incumbent.cost - self.bound
+            )
+            if self._done() or not (gap < 0.5 * fixed_at or slow):
+                continue
+            if self._incumbent.found:
+                fixed_at = gap
+                forbidden = fix_by_bound(self._network, dual, self._incumbent.cost - constant)
+                if forbidden > _WORTH_REDUCING * entries:
+                    reduce(self._network)
+                    return
+            if slow and entries <= EXACT_ENTRIES:
+                self._finish(arrays, dual)
+
+    def _finish(self, arrays: Arrays, dual: Dual) -> None:
+        """Let the MIP solver work on what is left, longer each time."""
+        self._exact_rounds += 1
+        hint = self._start(arrays)
+        result = solve_exact(
+            arrays,
+            time_limit_s=max(_EXACT_SHARE * self._left(), 5.0 * self._exact_rounds),
+            hint=hint,
+            points=np.flatnonzero(dual.prices).tolist(),
+            gap=self._gap,
+            seed=self._seed,
+        )
+        if result.infeasible:
+            raise NoFeasibleChoiceError
+        self._raise_bound(result.bound + self._network.constant)
+        if result.choice is not None:
+            self._offer(arrays, result.choice)
+        self._on_progress(self.bound)
+
+    def _start(self, arrays: Arrays) -> IntArray | None:
+        """The incumbent in terms of the arrays."""
+        if self._incumbent.choices is None:
+            return None
+        choice = np.array(self._network.project(self._incumbent.choices))[arrays.nodes]
+        return choice if (choice >= 0).all() else None
+
+    def _offer(self, arrays: Arrays, choice: IntArray) -> None:
+        full = np.zeros(len(self._network.unary), dtype=np.int64)
+        full[arrays.nodes] = choice
+        self._incumbent.offer(self._network.expand(full.tolist()))
+
+    def _raise_bound(self, bound: float) -> None:
+        """What was removed costs more than the incumbent, so the bound holds up to its cost."""
+        self.bound = min(max(self.bound, bound), self._incumbent.cost)
+
+    def _relative_gap(self) -> float:
+        return relative_gap(self._incumbent.cost, self.bound)
+
+    def _left(self) -> float:
+        return self._deadline - time.perf_counter()
+
+    def _done(self) -> bool:
+        return self._left() <= 0 or self._relative_gap() <= self._gap
+
+
+def _improve(arrays: Arrays, current: IntArray, prices: np.ndarray, moves: int, seed: int) -> None:
+    """Forests over the whole graph, then around random nodes; `current` is improved in place."""
+    scale = 1e-3 * float(np.abs(arrays.unary[arrays.first[:-1] + current]).sum()) or 1e-3
+    if len(arrays.nodes) > 2 * _NEARBY:
+        forest_search(arrays, current, prices, scale, moves // 3, 0, 2 * seed)
+        forest_search(arrays, current, prices, scale, moves, _NEARBY, 2 * seed + 1)
+    else:
+        forest_search(arrays, current, prices, scale, moves, 0, 2 * seed)
