@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,6 +36,7 @@ class Dual:
       bound: best lower bound proven on the cost of the arrays.
       prices: cost per byte at each time point that proved it.
       best: the rounding that fits and costs least, else the one least over the limit.
+      worst_points: how often each time point was the most over the limit.
     """
 
     def __init__(self, arrays: Arrays, prices: FloatArray | None = None) -> None:
@@ -42,6 +44,7 @@ class Dual:
         self.bound = -np.inf
         self.prices = np.zeros(len(arrays.slack)) if prices is None else prices.copy()
         self.best: Rounding | None = None
+        self.worst_points: Counter[int] = Counter()
         self._trial = self.prices.copy()
         self._average: FloatArray | None = None
         self._settled = -np.inf
@@ -66,6 +69,8 @@ class Dual:
                 self.bound = max(self.bound, value)
             else:
                 over = self._usage[:-1] - self.arrays.slack
+                if over.max() > 0:
+                    self.worst_points[int(np.argmax(over))] += 1
                 self._judge(value, over)
                 self._move(over, upper)
 
@@ -153,6 +158,7 @@ class Dual:
         if not np.isfinite(upper):
             upper = self.bound + _GUESSED_GAP * abs(self.bound)
         distance = max(upper - self.bound, 1e-3 * abs(self.bound))
-        length = self._step * distance / (float(direction @ direction) + 1e-300)
+        square = float(direction @ direction)
+        length = self._step * distance / square if square > 0 else 0.0
         self._trial = np.maximum(self.prices + length * direction, 0.0)
         price_memory(self.arrays, self._trial, self._priced)

@@ -61,6 +61,8 @@ def solve_exact(
     """
     deadline = time.perf_counter() + time_limit_s
     model = _Model(arrays)
+    if hint is not None:
+        model.refer(model.cost(hint))
     rows = list(dict.fromkeys(points))
     bound = -math.inf
     for round_ in range(_LP_ROUNDS if len(arrays.slack) and not rows else 0):
@@ -68,6 +70,7 @@ def solve_exact(
         if solved.infeasible:
             return ExactResult(None, math.inf, True)
         bound = max(bound, solved.bound)
+        model.refer(bound)
         if solved.picks is None:
             break
         broken = model.broken_points(solved.picks, 1e-6)
@@ -132,7 +135,14 @@ class _Model:
         )
         self.right = np.concatenate([np.ones(len(sizes)), np.zeros(linked)])
         self.costs = np.concatenate([arrays.unary, arrays.table[pair]])
-        self.least = np.minimum.reduceat(arrays.unary, arrays.first[:-1]).sum()
+        # A cost of the order of the optimum, to scale by; a solution or a bound tells it better.
+        positive = np.abs(self.costs[self.costs != 0])
+        self.reference = float(np.median(positive)) * len(sizes) if len(positive) else 1.0
+
+    def refer(self, cost: float) -> None:
+        """Scale by a cost known to be of the order of the optimum."""
+        if math.isfinite(cost) and abs(cost) > 0:
+            self.reference = abs(cost)
 
     def solve(
         self,
@@ -150,8 +160,7 @@ class _Model:
         remaining = deadline - time.perf_counter()
         if remaining <= 0:
             return _Solved(None, -math.inf, False)
-        reference = self._reference(hint)
-        scale = _OBJECTIVE_SCALE / reference if reference > 0 else 1.0
+        scale = _OBJECTIVE_SCALE / self.reference
         model = mathopt.Model.from_model_proto(self._proto(points, scale, integer))
         parameters = mathopt.SolveParameters(
             time_limit=datetime.timedelta(seconds=remaining),
@@ -179,14 +188,12 @@ class _Model:
         values = result.variable_values()
         return _Solved(np.array([values[v] for v in picked]), bound, False)
 
-    def _reference(self, hint: IntArray | None) -> float:
-        """A cost of the order of the optimum, to scale by."""
-        if hint is not None:
-            return abs(float(self.costs[: len(self.arrays.unary)] @ self.indicator(hint))) or 1.0
-        finite = np.abs(self.costs)
-        return (
-            float(np.median(finite[finite > 0])) * len(self.arrays.nodes) if finite.any() else 1.0
-        )
+    def cost(self, choice: IntArray) -> float:
+        """Sum of the costs of nodes and edges."""
+        g = self.arrays
+        width = np.diff(g.first)[g.edge_b]
+        pair = g.edge_first[:-1] + choice[g.edge_a] * width + choice[g.edge_b]
+        return float(g.unary[g.first[:-1] + choice].sum() + g.table[pair].sum())
 
     def _proto(self, points: list[int], scale: float, integer: bool) -> model_pb2.ModelProto:
         strategies = len(self.arrays.unary)

@@ -11,6 +11,7 @@ from shardwright.planner.solver.network import (
     NoFeasibleChoiceError,
     Term,
     flatten,
+    join_intervals,
 )
 from shardwright.planner.solver.problem import FloatArray
 
@@ -26,7 +27,9 @@ def move_least_usage(network: Network) -> None:
             steps[term.end] -= least
             usage = term.usage - least if least else term.usage
             if usage.any():
-                moved.append(Term(term.start, term.end, usage))
+                moved.append(Term(term.start, term.end, usage) if least else term)
+        if len(moved) != len(terms):
+            network.changed.add(node)
         network.terms[node] = moved
     network.slack = network.slack - np.cumsum(steps)[:-1]
     if (network.slack < 0).any():
@@ -77,11 +80,14 @@ def keep_binding_points(network: Network) -> None:
     network.slack = network.slack[keep]
     network.times = network.times[keep]
     for node, terms in enumerate(flat):
-        network.terms[node] = [
+        kept = join_intervals(
             Term(int(position[term.start]), int(position[term.end]), term.usage)
             for term in terms
             if position[term.start] < position[term.end]
-        ]
+        )
+        if len(kept) != len(terms):
+            network.changed.add(node)
+        network.terms[node] = list(kept)
 
 
 def _drop_implied(

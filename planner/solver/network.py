@@ -6,6 +6,7 @@ import copy
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,9 +37,11 @@ class Indexed:
     parts: tuple[Term | Indexed, ...]
 
 
-def flatten(parts: Iterable[Term | Indexed]) -> list[Term]:
-    """Plain terms, one an interval."""
-    total: dict[tuple[int, int], FloatArray] = {}
+def flatten(parts: Sequence[Term | Indexed]) -> list[Term]:
+    """Plain terms of what a node holds."""
+    if all(isinstance(part, Term) for part in parts):
+        return cast("list[Term]", list(parts))
+    terms: list[Term] = []
     stack: list[tuple[Term | Indexed, IntArray | None]] = [(part, None) for part in parts]
     while stack:
         part, index = stack.pop()
@@ -46,14 +49,17 @@ def flatten(parts: Iterable[Term | Indexed]) -> list[Term]:
             composed = part.index if index is None else part.index[index]
             stack += [(inner, composed) for inner in part.parts]
         else:
-            usage = part.usage if index is None else part.usage[index]
-            interval = part.start, part.end
-            total[interval] = total[interval] + usage if interval in total else usage
-    return [Term(start, end, usage) for (start, end), usage in sorted(total.items(), key=_interval)]
+            terms.append(part if index is None else Term(part.start, part.end, part.usage[index]))
+    return join_intervals(terms)
 
 
-def _interval(item: tuple[tuple[int, int], FloatArray]) -> tuple[int, int]:
-    return item[0]
+def join_intervals(terms: Iterable[Term]) -> list[Term]:
+    """One term an interval, in order."""
+    total: dict[tuple[int, int], FloatArray] = {}
+    for term in terms:
+        interval = term.start, term.end
+        total[interval] = total[interval] + term.usage if interval in total else term.usage
+    return [Term(*interval, total[interval]) for interval in sorted(total)]
 
 
 @dataclass(frozen=True)
@@ -101,10 +107,12 @@ class Network:
       slack: bytes left at each time point when each node uses its least; empty where memory is free.
       times: the original number of each time point.
       constant: cost of what was decided.
+      changed: nodes whose strategies, edges or memory changed since `reduce` looked for dominance.
       trail: reductions made, in order.
     """
 
     def __init__(self, problem: Problem) -> None:
+        self.changed: set[int] = set(range(len(problem.costs)))
         self.unary: list[FloatArray | None] = [as_costs(costs) for costs in problem.costs]
         self.tables: list[dict[int, FloatArray]] = [{} for _ in problem.costs]
         self.terms: list[list[Term | Indexed]] = [[] for _ in problem.costs]
@@ -132,6 +140,7 @@ class Network:
         other.tables = [dict(tables) for tables in self.tables]
         other.terms = [list(terms) for terms in self.terms]
         other.trail = []
+        other.changed = set(self.changed)
         return other
 
     def entries(self) -> int:
@@ -157,10 +166,12 @@ class Network:
             table = self.tables[a][b] + table
         self.tables[a][b] = table
         self.tables[b][a] = table.T
+        self.changed |= {a, b}
 
     def drop_table(self, a: int, b: int) -> None:
         """Remove an edge."""
         del self.tables[a][b], self.tables[b][a]
+        self.changed |= {a, b}
 
     def restrict(self, node: int, keep: NDArray[np.bool_], forward: IntArray | None = None) -> None:
         """Keep some strategies of a node. `forward` maps each old one to an old one that does as well."""
@@ -173,6 +184,8 @@ class Network:
             renumbered = renumbered[forward]
         self.trail.append(Restriction(node, kept, renumbered))
         self.unary[node] = self.costs(node)[kept]
+        self.changed.add(node)
+        self.changed.update(self.tables[node])
         for other, table in self.tables[node].items():
             self.tables[node][other] = np.ascontiguousarray(table[kept])
             self.tables[other][node] = self.tables[node][other].T

@@ -20,27 +20,45 @@ from shardwright.planner.solver.network import (
 
 MERGE_GROWTH = 1.5
 DOMINANCE_WORK = 4e7
+_WORTH_A_ROUND = 0.98
 
 
 def reduce(network: Network, expired: Callable[[], bool] = lambda: False) -> None:
-    """Apply all reductions until none changes anything, or until `expired`."""
+    """Apply all reductions until a round changes little, or until `expired`.
+
+    Raises:
+      NoFeasibleChoiceError: there is no feasible choice.
+    """
     forbid_unsupported(network, network.alive())
+    size = _size(network)
     while True:
-        if len(network.slack):
-            move_least_usage(network)
-            touched = prune_by_memory(network)
-            while touched:
-                forbid_unsupported(network, touched)
-                move_least_usage(network)
-                touched = prune_by_memory(network)
-            keep_binding_points(network)
-        changed = drop_dominated(network, expired)
-        changed |= shrink_graph(network)
-        if not changed or expired():
+        _reduce_memory(network)
+        shrink_graph(network)
+        if not expired():
+            drop_dominated(network, expired)
+        before, size = size, _size(network)
+        if size > _WORTH_A_ROUND * before or expired():
             break
-    if len(network.slack):
+    shrink_graph(network)
+    _reduce_memory(network)
+
+
+def _reduce_memory(network: Network) -> None:
+    if not len(network.slack):
+        return
+    touched: set[int] = set()
+    while True:
         move_least_usage(network)
-        keep_binding_points(network)
+        touched = prune_by_memory(network)
+        if not touched:
+            break
+        forbid_unsupported(network, touched)
+    keep_binding_points(network)
+
+
+def _size(network: Network) -> int:
+    terms = sum(len(terms) for terms in network.terms)
+    return network.entries() + len(network.alive()) + terms
 
 
 def forbid_unsupported(network: Network, nodes: Iterable[int]) -> None:
@@ -62,18 +80,17 @@ def forbid_unsupported(network: Network, nodes: Iterable[int]) -> None:
                     queue.append(other)
 
 
-def drop_dominated(network: Network, expired: Callable[[], bool]) -> bool:
+def drop_dominated(network: Network, expired: Callable[[], bool]) -> None:
     """Drop each strategy that another one of its node can replace whatever the neighbours choose."""
-    changed = False
-    for node in network.alive():
+    changed, network.changed = sorted(network.changed), set()
+    for node in changed:
         if expired():
             break
-        if len(network.costs(node)) > 1:
-            changed |= _drop_dominated_of(network, node)
-    return changed
+        if network.unary[node] is not None and len(network.costs(node)) > 1:
+            _drop_dominated_of(network, node)
 
 
-def _drop_dominated_of(network: Network, node: int) -> bool:
+def _drop_dominated_of(network: Network, node: int) -> None:
     """Goldstein's criterion (dead-end elimination, Biophys. J. 66, 1994), with memory.
 
     Strategy t replaces s where it needs no more memory in any term and
@@ -89,18 +106,20 @@ def _drop_dominated_of(network: Network, node: int) -> bool:
     margin = costs[s] - costs[t]
     work = len(s) * sum(table.shape[1] for table in network.tables[node].values())
     if not len(s) or work > DOMINANCE_WORK:
-        return False
+        return
     for table in network.tables[node].values():
         with np.errstate(invalid="ignore"):
             difference = table[s] - table[t]
+        # A pair forbidden for both says nothing.
         difference[np.isnan(difference)] = np.inf
-        margin = margin + difference.min(axis=1)
-        going = margin > -np.inf
+        least = difference.min(axis=1)
+        going = least > -np.inf
+        margin = margin + np.where(going, least, 0.0)
         if not going.all():
             s, t, margin = s[going], t[going], margin[going]
     wins = margin >= 0
     if not wins.any():
-        return False
+        return
     forward = np.arange(count)
     keep = np.ones(count, dtype=np.bool_)
     for loser, winner in zip(s[wins], t[wins], strict=True):
@@ -110,24 +129,22 @@ def _drop_dominated_of(network: Network, node: int) -> bool:
     while not keep[forward].all():
         forward = forward[forward]
     network.restrict(node, keep, forward)
-    return True
 
 
-def shrink_graph(network: Network) -> bool:
+def shrink_graph(network: Network) -> None:
     """Take out nodes whose choice follows from one or two neighbours, and merge tied pairs."""
     edges = [(a, b) for a in network.alive() for b in network.tables[a] if a < b]
     work = _Worklist(edges, network.alive())
-    changed = False
     while work.edges or work.nodes:
         if work.edges:
             a, b = work.edges.popitem()[0]
             if b in network.tables[a]:
-                changed |= _drop_separable(network, a, b, work) or _merge(network, a, b, work)
+                if not _drop_separable(network, a, b, work):
+                    _merge(network, a, b, work)
         else:
             node = work.nodes.popitem()[0]
             if network.unary[node] is not None:
-                changed |= _take_out(network, node, work)
-    return changed
+                _take_out(network, node, work)
 
 
 class _Worklist:
@@ -157,24 +174,23 @@ def _drop_separable(network: Network, a: int, b: int, work: _Worklist) -> bool:
     return True
 
 
-def _take_out(network: Network, node: int, work: _Worklist) -> bool:
+def _take_out(network: Network, node: int, work: _Worklist) -> None:
     """Eliminate a node whose best strategy is a function of at most two neighbours."""
     neighbours = list(network.tables[node])
     if len(neighbours) > 2 or (len(neighbours) != 1 and network.terms[node]):
-        return False
+        return
     if not neighbours:
         best = int(np.argmin(network.costs(node)))
         network.constant += network.costs(node)[best]
         network.eliminate(node, (), np.array(best))
     elif len(neighbours) == 1:
         if not _fold_leaf(network, node):
-            return False
+            return
     elif not _fold_chain(network, node):
-        return False
+        return
     else:
         work.add_edge(*neighbours)
     work.nodes.update(dict.fromkeys(neighbours))
-    return True
 
 
 def _fold_leaf(network: Network, leaf: int) -> bool:
@@ -214,7 +230,7 @@ def _fold_chain(network: Network, node: int) -> bool:
     return True
 
 
-def _merge(network: Network, a: int, b: int, work: _Worklist) -> bool:
+def _merge(network: Network, a: int, b: int, work: _Worklist) -> None:
     """Join two nodes where a strategy of one leaves a single strategy to the other.
 
     The allowed pairs are then as many as the strategies of the node that stays.
@@ -222,20 +238,20 @@ def _merge(network: Network, a: int, b: int, work: _Worklist) -> bool:
     allowed = np.isfinite(network.tables[a][b])
     count = int(allowed.sum())
     if count > max(allowed.shape):
-        return False
+        return
     stays_a = (allowed.sum(axis=1) == 1).all()
     stays_b = (allowed.sum(axis=0) == 1).all()
     if not stays_a or (stays_b and len(network.tables[b]) > len(network.tables[a])):
         a, b, allowed = b, a, allowed.T
         stays_a = stays_b
     if not stays_a:
-        return False
+        return
     table = network.tables[a][b]
     follow = np.argmax(allowed, axis=1)
     theirs = {c: t for c, t in network.tables[b].items() if c != a}
     growth = sum(t.shape[1] for t in theirs.values()) * (len(follow) - table.shape[1])
     if growth > MERGE_GROWTH * (table.size + sum(t.size for t in theirs.values())):
-        return False
+        return
     forward = np.where(allowed, np.arange(len(follow))[:, None], -1)
     network.unary[a] = (
         network.costs(a) + network.costs(b)[follow] + table[np.arange(len(follow)), follow]
@@ -251,4 +267,3 @@ def _merge(network: Network, a: int, b: int, work: _Worklist) -> bool:
         work.nodes[c] = None
     work.nodes[a] = None
     network.trail.append(Merger(a, b, follow, forward))
-    return True

@@ -28,7 +28,7 @@ EXACT_ENTRIES = 60_000
 _DUAL_WORK = 1e8
 _FOREST_WORK = 2e8
 _NEARBY = 200
-_EXACT_SHARE = 0.4
+_POINTS = 20
 _WORTH_REDUCING = 0.1
 
 
@@ -59,7 +59,6 @@ class Search:
         self._on_progress = on_progress
         self._workers = workers
         self._round = 0
-        self._exact_rounds = 0
         self._prices: dict[int, float] = {}
 
     def run(self) -> None:
@@ -130,14 +129,15 @@ class Search:
                 self._finish(arrays, dual)
 
     def _finish(self, arrays: Arrays, dual: Dual) -> None:
-        """Let the MIP solver work on what is left, longer each time."""
-        self._exact_rounds += 1
+        """Let the MIP solver work on what is left, for the rest of the time."""
         hint = self._start(arrays)
+        points = set(np.flatnonzero(dual.prices).tolist())
+        points |= {t for t, _ in dual.worst_points.most_common(_POINTS)}
         result = solve_exact(
             arrays,
-            time_limit_s=max(_EXACT_SHARE * self._left(), 5.0 * self._exact_rounds),
+            time_limit_s=self._left(),
             hint=hint,
-            points=np.flatnonzero(dual.prices).tolist(),
+            points=sorted(points),
             gap=self._gap,
             seed=self._seed,
         )
