@@ -16,6 +16,8 @@ FloatArray = NDArray[np.float64]
 _LANES = 128
 _TILE_ROWS = 8
 _VECTOR_TILE = 1024
+_POWERS_OF_TWO = np.array([1.0, 1, 2, 4, 4, 8, 8, 8, 8])
+"""The next power of two of 0 to 8."""
 _BITS = re.compile(r"(?:float|bfloat|complex|uint|int|bf|si|ui|f|c|i|u|s)(\d+)")
 
 
@@ -71,14 +73,17 @@ def tiled_bytes(shapes: ArrayLike, dtype: str) -> FloatArray:
     if rank == 1:
         tile = np.clip(_next_power_of_two(sizes[..., 0]), _LANES * packed, _VECTOR_TILE)
         return _round_up(sizes[..., 0], tile) * element
-    rows = _round_up(sizes, np.clip(_next_power_of_two(sizes), packed, _TILE_ROWS))
-    waste_as_rows = rows / np.maximum(sizes, 1)
-    waste_as_lanes = _round_up(sizes, _LANES) / np.maximum(sizes, 1)
-    waste = waste_as_lanes[..., :, None] * waste_as_rows[..., None, :]
-    diagonal = np.arange(rank)
-    waste[..., diagonal, diagonal] = np.inf
-    best: FloatArray = np.rint(sizes.prod(axis=-1) * waste.min(axis=(-2, -1))) * element
-    return best
+    filled = np.maximum(np.moveaxis(sizes, -1, 0), 1).copy()
+    lane_waste = _round_up(filled, _LANES) / filled
+    tile_rows = np.maximum(_POWERS_OF_TWO[np.minimum(filled, _TILE_ROWS).astype(np.int64)], packed)
+    row_waste = _round_up(filled, tile_rows) / filled
+    waste = np.full(sizes.shape[:-1], np.inf)
+    for lanes in range(rank):
+        for rows in range(rank):
+            if rows != lanes:
+                np.minimum(waste, lane_waste[lanes] * row_waste[rows], out=waste)
+    nbytes: FloatArray = np.rint(sizes.prod(axis=-1) * waste) * element
+    return nbytes
 
 
 def _next_power_of_two(sizes: FloatArray) -> FloatArray:

@@ -262,7 +262,7 @@ class _ReadTimes:
         self._fusions = fusions
         self._readers = graph.uses()
         self._known: dict[int, int] = {}
-        self._loop_ends = {loop.id: loop.last_op - 1 for loop in graph.loops}
+        self._loop_ends = {loop.first_op - 1: loop.last_op - 1 for loop in graph.loops}
 
     def of(self, op_id: int) -> int:
         """The time at which an operation reads; what it reads on behalf of others, theirs."""
@@ -277,10 +277,11 @@ class _ReadTimes:
         return self._known[op_id]
 
     def span(self, readers: Sequence[int]) -> tuple[int, int]:
-        """First and last time that operations read; -1 stands for the end of the program."""
+        """First and last time that operations read; a loop keeps its initial values to its end."""
         end = len(self._graph.ops)
-        times = [end if r < 0 else self.of(r) for r in readers] or [end]
-        return min(times), max(times)
+        firsts = [end if r < 0 else r if r in self._loop_ends else self.of(r) for r in readers]
+        lasts = [end if r < 0 else self._loop_ends.get(r, self.of(r)) for r in readers]
+        return min(firsts, default=end), max(lasts, default=end)
 
     def first(self, readers: Sequence[int], life: Lifetime) -> int:
         """The first time that operations read, not before the value is made."""

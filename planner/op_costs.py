@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from shardwright.cost_models import compute
 from shardwright.cost_models.memory import tiled_bytes
+from shardwright.cost_models.vector_ops import vector_ops
 from shardwright.hardware_profiles.chip import ChipProfile
 from shardwright.planner.fusion import IN_PLACE, Fusion
 from shardwright.planner.graph import Op, OpGraph
@@ -120,7 +121,7 @@ def _op_seconds(
         key=lambda p: _size(graph, op, p),
     )
     elements = _elements(local(op.id, largest))
-    weight = compute.vector_ops(op.name.removeprefix("stablehlo.").removeprefix("chlo."))
+    weight = vector_ops(op.name.removeprefix("stablehlo.").removeprefix("chlo."))
     return zero, compute.vector_seconds(elements, dtype, chip, weight)
 
 

@@ -40,7 +40,8 @@ class Communication:
       trips: runs in one execution of the program.
       loop: innermost loop, or -1.
       prefetchable: it depends on arguments and loop invariants alone.
-      read_by: operations that read the result, through other collectives too.
+      read_by: operations that read the result, through other collectives too. A loop reads its
+        initial values; its last operation stands for what the body yields, -1 for main's results.
       from_value: the result is a change of this op-graph value's sharding, or -1.
     """
 
@@ -222,7 +223,7 @@ class _Reader:
         self._define(result, after, -1, prefetchable)
         self._origin[result] = origin
         type_ = op.operands[0].type
-        readers = tuple(sorted(set(_readers(result))))
+        readers = tuple(sorted(set(self._readers(result))))
         near = self._graph.values[origin].producer if origin >= 0 else -1
         self._found.append(
             Communication(
@@ -247,16 +248,23 @@ class _Reader:
         sliced, _ = read_step(users[0], sharding, self._sizes)
         return merge_reduce_and_slice(reduce.axes, sliced)
 
+    def _readers(self, value: Any) -> list[int]:
+        """Operations that read a value, looking through collectives."""
+        found = []
+        for use in value.uses:
+            op = use.owner.operation
+            if op.name in KINDS:
+                found += self._readers(next(iter(op.results)))
+            elif OP_ID in op.attributes:
+                found.append(ir.IntegerAttr(op.attributes[OP_ID]).value)
+            else:
+                found.append(self._end_of(op.parent))
+        return found
 
-def _readers(value: Any) -> list[int]:
-    """Operations that read a value, looking through collectives; terminators count as -1."""
-    found = []
-    for use in value.uses:
-        op = use.owner.operation
-        if op.name in KINDS:
-            found += _readers(next(iter(op.results)))
-        elif OP_ID in op.attributes:
-            found.append(ir.IntegerAttr(op.attributes[OP_ID]).value)
-        else:
-            found.append(-1)
-    return found
+    def _end_of(self, holder: Any) -> int:
+        """The operation at which what a block yields is read."""
+        if OP_ID not in holder.attributes:
+            return -1
+        number = ir.IntegerAttr(holder.attributes[OP_ID]).value
+        ends = [loop.last_op - 1 for loop in self._graph.loops if loop.first_op == number + 1]
+        return ends[0] if ends else number

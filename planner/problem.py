@@ -368,6 +368,14 @@ class _Builder:
             # Bytes beyond what the value takes anyway: only a gathered copy has its own buffer.
             extra = usage - usage.min()
             terms.append(MemoryTerm(copy.node, min(times), max(times) + 1, extra))
+        for loop in self._graph.loops:
+            for carry in loop.carries:
+                port = self._nodes.producers.get(carry.argument)
+                if carry.invariant and port is not None:
+                    # It shares the buffer of its initial value unless it is gathered before.
+                    usage = self._usage(port.node, carry.argument, port.dims)
+                    extra = usage - usage.min()
+                    terms.append(MemoryTerm(port.node, loop.first_op - 1, loop.last_op, extra))
         for value, uses in self._nodes.uses.items():
             for use in uses:
                 node = self._nodes.nodes[use.port.node]
