@@ -34,12 +34,14 @@ def reduce(network: Network, expired: Callable[[], bool] = lambda: False) -> Non
     while True:
         _reduce_memory(network)
         shrink_graph(network)
+        forbid_unsupported(network, network.alive())
         if not expired():
             drop_dominated(network, expired)
         before, size = size, _size(network)
         if size > _WORTH_A_ROUND * before or expired():
             break
     shrink_graph(network)
+    forbid_unsupported(network, network.alive())
     _reduce_memory(network)
 
 
