@@ -1,0 +1,471 @@
+"""The command line: `shardwright plan`, `show`, `evaluate`, `hardware` and `models`.
+
+Results go to stdout, progress and errors to stderr. Exit codes: 0 done, 1 a fault of Shardwright
+itself, 2 bad input, 3 the program does not fit in the memory of the slice, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console, RenderableType
+
+from shardwright import cli_inputs as inputs
+from shardwright.errors import DoesNotFitError, InputError, ShardwrightError
+from shardwright.version import VERSION
+
+if TYPE_CHECKING:
+    from shardwright.cli_progress import Report
+    from shardwright.hardware_profiles import ChipProfile
+    from shardwright.models.registry import ReferenceModel
+
+_EXIT_FAULT, _EXIT_INPUT, _EXIT_DOES_NOT_FIT, _EXIT_INTERRUPTED = 1, 2, 3, 130
+_WIDTH_OF_FILES = 100
+
+app = typer.Typer(
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Exit codes: 0 done, 2 bad input, 3 does not fit in memory, 130 interrupted, 1 a fault "
+    "of Shardwright itself (set SHARDWRIGHT_DEBUG=1 to see where).",
+)
+
+Target = Annotated[
+    str,
+    typer.Argument(
+        help="A reference model (llama3-8b), a function (my_package.train:step), or a file with a "
+        "jax.export artifact or StableHLO (text or bytecode).",
+        show_default=False,
+    ),
+]
+Topology = Annotated[
+    str,
+    typer.Option(
+        "--topology",
+        "-t",
+        help="The slice: v5e:16x16, v5p-128, or 2*v5e:16x16 for two joined by the data-centre "
+        "network.",
+        show_default=False,
+    ),
+]
+Arguments = Annotated[
+    str | None,
+    typer.Option(
+        "--args",
+        metavar="MODULE:NAME",
+        help="Arguments of a function: a tuple of arrays or jax.ShapeDtypeStructs, or a function "
+        "that returns it.",
+        rich_help_panel="Functions",
+    ),
+]
+Donate = Annotated[
+    list[int] | None,
+    typer.Option(
+        "--donate",
+        metavar="N",
+        help="Position of an argument whose buffers the results take over; repeatable.",
+        rich_help_panel="Functions",
+    ),
+]
+Batch = Annotated[
+    int | None,
+    typer.Option(help="Sequences a step, over all devices.", rich_help_panel="Reference models"),
+]
+Sequence_ = Annotated[
+    int | None, typer.Option(help="Tokens a sequence.", rich_help_panel="Reference models")
+]
+Layers = Annotated[
+    int | None, typer.Option(help="Number of layers.", rich_help_panel="Reference models")
+]
+Remat = Annotated[
+    str | None,
+    typer.Option(help="Rematerialisation: none, full or dots.", rich_help_panel="Reference models"),
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Any other option of the model (`shardwright models NAME` lists them); repeatable.",
+        rich_help_panel="Reference models",
+    ),
+]
+Chip = Annotated[
+    Path | None,
+    typer.Option(help="A chip profile of your own, a JSON file, instead of the bundled one."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+All = Annotated[bool, typer.Option("--all", help="Everything, not only what matters most.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")]
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"shardwright {VERSION}")
+        raise typer.Exit
+
+
+@app.callback()
+def _app(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="The version, and exit.", callback=_show_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
+    """Plans the sharding of JAX programs on TPU slices."""
+
+
+@app.command()
+def plan(
+    target: Target,
+    topology: Topology,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write the plan to this JSON file.")
+    ] = None,
+    mesh: Annotated[
+        str | None,
+        typer.Option(
+            metavar="AXIS=SIZE,...",
+            help="The logical mesh, such as data=16,model=16; searched for where it is not given.",
+        ),
+    ] = None,
+    pin: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATH=SPEC",
+            help="A sharding that must stay: for each dimension None, an axis, or axes joined by "
+            "+, as in \"\\[0]\\['w']=None,data\". Repeatable; needs --mesh.",
+        ),
+    ] = None,
+    memory_fraction: Annotated[
+        float, typer.Option(help="Part of a device's memory that may be used, up to 1.")
+    ] = 0.9,
+    time_limit: Annotated[float, typer.Option(help="Seconds of search.")] = 60.0,
+    seed: Annotated[int, typer.Option(help="Of the solver's random choices.")] = 0,
+    chip: Chip = None,
+    args: Arguments = None,
+    donate: Donate = None,
+    batch: Batch = None,
+    sequence: Sequence_ = None,
+    layers: Layers = None,
+    remat: Remat = None,
+    settings: Settings = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Plans the sharding of a program on a slice.
+
+    Exit codes: 0 planned, 2 bad input, 3 no sharding fits in memory.
+    """
+    if output is not None:
+        inputs.check_output(output)
+    if time_limit <= 0:
+        raise InputError(f"{time_limit:g} seconds", where="--time-limit", do="Give more than 0")
+    if not 0 < memory_fraction <= 1:
+        raise InputError(f"{memory_fraction:g}", where="--memory-fraction", do="Give up to 1")
+    axes = None if mesh is None else inputs.parse_mesh(mesh)
+    pins = dict(map(inputs.parse_pin, pin or ()))
+    if pins and axes is None:
+        raise InputError(
+            "it names axes, and no mesh is given", where="--pin", do="Add --mesh data=16,model=16"
+        )
+    profile = _check_slice(topology, chip, axes)
+    options = _model_options(settings, batch, sequence, layers, remat)
+    with _planning(quiet or as_json) as report:
+        loaded = inputs.load_target(target, args, donate or (), options)
+        from shardwright.planner.planning import plan as make_plan
+
+        made = make_plan(
+            loaded.program,
+            *loaded.args,
+            topology=topology,
+            donate_argnums=loaded.donate,
+            mesh=axes,
+            pinned={path: inputs.partition_spec(spec) for path, spec in pins.items()},
+            memory_fraction=memory_fraction,
+            time_limit_s=time_limit,
+            seed=seed,
+            model_flops=loaded.model_flops,
+            chip=profile,
+            on_progress=report,
+        )
+    if output is not None:
+        try:
+            made.save(output)
+        except OSError as error:
+            raise InputError(
+                f"the plan cannot be written ({error.strerror})",
+                where=str(output),
+                do="Give --output another path",
+            ) from None
+    if as_json:
+        print(made.to_json())
+        return
+    from shardwright.cli_plan import plan_view
+
+    _print(plan_view(made.data, name=loaded.name, tokens_per_step=loaded.tokens_per_step))
+    if not quiet:
+        _note(f"written to {output}" if output else "not saved: give -o plan.json to keep the plan")
+
+
+@app.command()
+def show(
+    path: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan's JSON file.")],
+    everything: All = False,
+    as_json: AsJson = False,
+) -> None:
+    """Shows a plan."""
+    with _planning(quiet=True):
+        from shardwright.planner.plan import Plan
+
+        loaded = Plan.load(path)
+    if as_json:
+        print(loaded.to_json())
+        return
+    from shardwright.cli_plan import plan_view
+
+    _print(plan_view(loaded.data, everything=everything))
+
+
+@app.command()
+def evaluate(
+    target: Target,
+    topology: Topology,
+    mesh: Annotated[
+        str,
+        typer.Option(metavar="AXIS=SIZE,...", help="The logical mesh, such as data=16,model=16."),
+    ],
+    spec: Annotated[
+        Path,
+        typer.Option(
+            help='A TOML or JSON file of lines such as "\\[0]*\\[\'w_up\']" = "None,data,model": a '
+            "pattern of argument paths (* is any text) and their sharding. The first that matches "
+            "counts; what none matches is replicated."
+        ),
+    ],
+    chip: Chip = None,
+    args: Arguments = None,
+    donate: Donate = None,
+    batch: Batch = None,
+    sequence: Sequence_ = None,
+    layers: Layers = None,
+    remat: Remat = None,
+    settings: Settings = None,
+    everything: All = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Prices a sharding that you wrote, by the measure of plans."""
+    axes = inputs.parse_mesh(mesh)
+    profile = _check_slice(topology, chip, axes)
+    options = _model_options(settings, batch, sequence, layers, remat)
+    patterns = inputs.read_spec_file(spec)
+    with _planning(quiet or as_json):
+        loaded = inputs.load_target(target, args, donate or (), options)
+        in_specs, unmatched = inputs.argument_specs(loaded, patterns)
+        from shardwright.planner.hand_made import evaluate as price
+
+        estimate = price(
+            loaded.program,
+            *loaded.args,
+            topology=topology,
+            mesh=axes,
+            in_specs=in_specs,
+            donate_argnums=loaded.donate,
+            model_flops=loaded.model_flops,
+            chip=profile,
+        )
+    if unmatched and not quiet:
+        some = ", ".join(unmatched[:3]) + (", ..." if unmatched[3:] else "")
+        _note(f"no pattern matches {len(unmatched)} arguments, which are replicated: {some}")
+    if as_json:
+        print(estimate.model_dump_json(indent=1))
+        return
+    from shardwright.cli_plan import evaluation_view
+
+    _print(
+        evaluation_view(
+            estimate,
+            name=loaded.name,
+            topology=topology,
+            mesh=axes,
+            tokens_per_step=loaded.tokens_per_step,
+            everything=everything,
+        )
+    )
+
+
+@app.command()
+def hardware(
+    chip: Annotated[
+        str | None, typer.Argument(help="A generation, or the path of a profile; else all.")
+    ] = None,
+    everything: All = False,
+    as_json: AsJson = False,
+) -> None:
+    """Shows what is known of the TPU generations, with sources and legal slices."""
+    from shardwright.hardware_profiles import chip_names, legal_slices, load_chip
+
+    def as_data(profile: ChipProfile) -> dict[str, Any]:
+        slices = [one.name for one in legal_slices(profile)]
+        return profile.model_dump(mode="json") | {"legal_slices": slices}
+
+    profiles = [load_chip(name) for name in ([chip] if chip else chip_names())]
+    if as_json:
+        data = [as_data(profile) for profile in profiles]
+        print(json.dumps(data[0] if chip else data, indent=1))
+        return
+    from shardwright.cli_tables import chip_view, chips_view
+
+    _print(chip_view(profiles[0], everything) if chip else chips_view(profiles))
+
+
+@app.command()
+def models(
+    name: Annotated[str | None, typer.Argument(help="A model, for its options; else all.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Shows the reference models."""
+
+    def as_data(model: ReferenceModel) -> dict[str, Any]:
+        return {
+            "name": model.name,
+            "parameters": model.parameter_count,
+            "tokens_per_step": model.tokens_per_step,
+            "model_flops_per_step": model.model_flops_per_step,
+            "options": model.options.model_dump(mode="json"),
+        }
+
+    with _planning(quiet=True):
+        from shardwright.models import build, model_names
+
+        built = [build(one) for one in ([name] if name else model_names())]
+    if as_json:
+        data = [as_data(model) for model in built]
+        print(json.dumps(data[0] if name else data, indent=1))
+        return
+    from shardwright.cli_tables import model_view, models_view
+
+    _print(model_view(built[0]) if name else models_view(built))
+
+
+def _check_slice(
+    topology: str, chip: Path | None, mesh: dict[str, int] | None
+) -> ChipProfile | None:
+    """Refuses a wrong slice or mesh before anything heavy is imported.
+
+    Returns:
+      the user's own chip profile, where one is given.
+    """
+    from shardwright.hardware_profiles import load_chip, meshes_for_shape, parse_slice
+
+    profile = None if chip is None else load_chip(chip)
+    on = parse_slice(topology, profile)
+    if mesh is not None:
+        meshes_for_shape(on, mesh, limit=1)
+    return profile
+
+
+def _model_options(
+    settings: Sequence[str] | None,
+    batch: int | None,
+    sequence: int | None,
+    layers: int | None,
+    remat: str | None,
+) -> dict[str, Any]:
+    named = {"batch": batch, "sequence": sequence, "layers": layers, "remat": remat}
+    given = {key: value for key, value in named.items() if value is not None}
+    return dict(map(inputs.parse_setting, settings or ())) | given
+
+
+@contextlib.contextmanager
+def _planning(quiet: bool) -> Iterator[Report]:
+    """Work that imports JAX: on the CPU, in silence, with stdout kept for the result."""
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    logging.getLogger("jax").setLevel(logging.ERROR)
+    from shardwright.cli_progress import progress_display
+
+    with (
+        progress_display(_console(stderr=True), quiet=quiet) as report,
+        contextlib.redirect_stdout(sys.stderr),
+    ):
+        yield report
+
+
+def _console(*, stderr: bool = False, width: int | None = None) -> Console:
+    return Console(stderr=stderr, width=width, markup=False, emoji=False, highlight=False)
+
+
+def _print(view: RenderableType) -> None:
+    """Prints to stdout; without trailing spaces, and 100 columns wide, where it is a file."""
+    if sys.stdout.isatty():
+        _console().print(view)
+        return
+    width = None if "COLUMNS" in os.environ else _WIDTH_OF_FILES
+    console = _console(width=width)
+    with console.capture() as captured:
+        console.print(view)
+    print("\n".join(line.rstrip() for line in captured.get().splitlines()))
+
+
+def _note(text: str) -> None:
+    _console(stderr=True).print(text, style="dim", soft_wrap=True)
+
+
+def _report_error(text: str) -> None:
+    line = " ".join(text.split())
+    console = _console(stderr=True)
+    console.print("error:", style="red", end=" ")
+    console.print(line, soft_wrap=True)
+
+
+def _placed(error: ShardwrightError) -> str:
+    """The message of an error, with the line of the user's code that caused it."""
+    place = inputs.place_of(error.__cause__) if error.__cause__ else ""
+    return str(type(error)(error.what.rstrip(".") + place, where=error.where, do=error.do))
+
+
+def _usage(error: typer.TyperException) -> str:
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context else "shardwright"
+    return f"{error.format_message().rstrip('.')}. See `{command} --help`."
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line and returns its exit code; never raises."""
+    arguments = list(sys.argv[1:] if argv is None else argv) or ["--help"]
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+    try:
+        code = app(arguments, prog_name="shardwright", standalone_mode=False)
+        sys.stdout.flush()
+    except ShardwrightError as error:
+        _report_error(_placed(error))
+        return _EXIT_DOES_NOT_FIT if isinstance(error, DoesNotFitError) else _EXIT_INPUT
+    except typer.TyperException as error:
+        _report_error(_usage(error))
+        return _EXIT_INPUT
+    except (KeyboardInterrupt, typer.Abort):
+        return _EXIT_INTERRUPTED
+    except BrokenPipeError:  # the reader of stdout has gone, as with `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _EXIT_FAULT
+    except Exception as error:
+        if os.environ.get("SHARDWRIGHT_DEBUG"):
+            traceback.print_exc()
+        _report_error(f"a fault of Shardwright itself: {type(error).__name__}: {error}")
+        return _EXIT_FAULT
+    return int(code or 0)

@@ -1,0 +1,440 @@
+"""What the command line is given: programs, model options, meshes and specs."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import sys
+import tempfile
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shardwright.errors import InputError
+
+if TYPE_CHECKING:
+    from jax.sharding import PartitionSpec
+
+    from shardwright.planner.program import Program
+
+Entry = str | tuple[str, ...] | None
+Spec = tuple[Entry, ...]
+
+_SPEC_HELP = (
+    'Write one entry a dimension, as in "data,None" or "None,data+model", '
+    "or a Python P(None, 'data')"
+)
+_FUNCTION_HELP = "Write it as my_package.train:step; the current directory is searched too"
+_FILE_SUFFIXES = (".bin", ".mlir", ".mlirbc", ".bc", ".stablehlo", ".txt", ".json", ".exported")
+
+
+@dataclass(frozen=True)
+class Target:
+    """What to plan.
+
+    Attributes:
+      program: a function of `args`, or a program.
+      args: of the function.
+      donate: positions of the arguments whose buffers the results take over.
+      name: as people know it.
+      model_flops: FLOPs of one step that count for MFU, where a reference model tells them.
+      tokens_per_step: of a reference model.
+    """
+
+    program: Callable[..., Any] | Program
+    args: tuple[Any, ...]
+    donate: tuple[int, ...]
+    name: str
+    model_flops: float | None = None
+    tokens_per_step: int | None = None
+
+
+def load_target(
+    target: str, args: str | None, donate: Sequence[int], options: Mapping[str, Any]
+) -> Target:
+    """Finds out what a target is and loads it.
+
+    Args:
+      target: the name of a reference model, "module:function", or the path of a file that holds
+        a jax.export artifact or StableHLO; a path with a directory is always a file.
+      args: "module:name" of the function's arguments.
+      donate: positions of the arguments that the function's results take over.
+      options: of a reference model.
+
+    Raises:
+      InputError: there is no such model, function or file, or it is given what it cannot take.
+    """
+    from shardwright.models import build, model_names
+
+    if target in model_names():
+        _refuse("a reference model", {"--args": args and [args], "--donate": donate})
+        model = build(target, **options)
+        return Target(
+            model.train_step,
+            model.example_args,
+            model.donate_argnums,
+            target,
+            float(model.model_flops_per_step),
+            model.tokens_per_step,
+        )
+    given_options = [f"{key}={value}" for key, value in options.items()]
+    path = Path(target)
+    if path.is_file() and path.suffix == ".py":
+        raise _python_file(target)
+    if path.is_file():
+        _refuse(
+            "a file",
+            {"--args": args and [args], "--donate": donate, "model options": given_options},
+        )
+        return Target(load_program(path), (), (), path.name)
+    if ":" in target:
+        _refuse("a function", {"model options": given_options})
+        if args is None:
+            raise InputError(
+                "the function's arguments are not given",
+                where=target,
+                do="Add --args my_package.train:example_args, a tuple of arrays or "
+                "jax.ShapeDtypeStructs or a function that returns it",
+            )
+        return Target(_function(target), _arguments(args), tuple(donate), target)
+    if os.sep in target or path.suffix in _FILE_SUFFIXES or path.exists():
+        reason = "this is a directory" if path.is_dir() else "there is no such file"
+        raise InputError(
+            reason, where=target, do="Give the path of a jax.export artifact or of StableHLO"
+        )
+    near = get_close_matches(target, model_names(), n=1)
+    raise InputError(
+        "this is neither a reference model, nor module:function, nor a file",
+        where=target,
+        do=(f"Did you mean {near[0]}? " if near else "")
+        + f"The models are {', '.join(model_names())}",
+    )
+
+
+def _refuse(kind: str, given: Mapping[str, Sequence[Any] | None]) -> None:
+    for name, value in given.items():
+        if value:
+            shown = ", ".join(map(str, value))
+            raise InputError(
+                f"{kind} takes no {name} ({shown})", where="command line", do="Leave it out"
+            )
+
+
+def load_program(path: Path) -> Program:
+    """Reads a program from a file; what it is follows from its bytes.
+
+    Raises:
+      InputError: it cannot be read, or is neither a jax.export artifact nor StableHLO.
+    """
+    from shardwright.planner.program import Program
+
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise InputError(
+            f"the file cannot be read ({error.strerror})", where=str(path), do="Check its path"
+        ) from None
+    if not data.strip():
+        raise InputError("the file is empty", where=str(path), do="Write the program again")
+    if data.lstrip()[:1] == b"{" and b'"schema_version"' in data:
+        raise InputError(
+            "this is a plan, not a program", where=str(path), do=f"See `shardwright show {path}`"
+        )
+    is_stablehlo = data[:4] == b"ML\xefR" or b"\0" not in data
+    try:
+        return Program.from_stablehlo(data) if is_stablehlo else Program.from_exported(data)
+    except InputError as error:
+        raise InputError(error.what, where=str(path), do=error.do) from None
+
+
+def _function(reference: str) -> Callable[..., Any]:
+    found = _imported(reference)
+    if not callable(found):
+        raise InputError(
+            f"this is a {type(found).__name__}, not a function", where=reference, do=_FUNCTION_HELP
+        )
+    return found  # type: ignore[no-any-return]
+
+
+def _arguments(reference: str) -> tuple[Any, ...]:
+    found = _imported(reference)
+    if callable(found):
+        try:
+            found = found()
+        except Exception as error:  # whatever the user's function raises
+            raise InputError(
+                f"it raised {type(error).__name__}: {_first_line(error)}",
+                where=reference,
+                do="Give a function of no arguments that returns the tuple of the step's arguments",
+            ) from error
+    if not isinstance(found, tuple):
+        raise InputError(
+            f"this is a {type(found).__name__}, and a tuple of the function's arguments is wanted",
+            where=reference,
+            do="Return (state, batch), or (state,) for a single argument",
+        )
+    return found
+
+
+def _imported(reference: str) -> Any:
+    module_name, _, attributes = reference.partition(":")
+    if module_name.endswith(".py"):
+        raise _python_file(reference)
+    if not attributes or not all(
+        part.isidentifier() for part in (*module_name.split("."), *attributes.split("."))
+    ):
+        raise InputError(
+            f"{reference!r} is not module:name", where="command line", do=_FUNCTION_HELP
+        )
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        found = import_module(module_name)
+    except (Exception, SystemExit) as error:  # importing runs the user's code
+        raise InputError(
+            f"module {module_name} does not import: {type(error).__name__}: {_first_line(error)}",
+            where=reference,
+            do=_FUNCTION_HELP,
+        ) from error
+    for name in attributes.split("."):
+        if not hasattr(found, name):
+            near = get_close_matches(name, [n for n in dir(found) if n[0] != "_"], n=3)
+            raise InputError(
+                f"there is no {name!r} in {module_name}",
+                where=reference,
+                do=f"Names near it are {', '.join(near)}" if near else _FUNCTION_HELP,
+            )
+        found = getattr(found, name)
+    return found
+
+
+def _python_file(reference: str) -> InputError:
+    return InputError(
+        "this names a Python file, and a module is wanted", where=reference, do=_FUNCTION_HELP
+    )
+
+
+def _first_line(error: BaseException) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")
+
+
+def place_of(error: BaseException) -> str:
+    """Where the user's code raised an error, as " (train.py:12)"; empty where it is not there.
+
+    The user's code is what is neither installed nor part of this package.
+    """
+    here = str(Path(__file__).resolve().parent.parent)
+    found = ""
+    trace = error.__traceback__
+    while trace is not None:
+        file = trace.tb_frame.f_code.co_filename
+        foreign = "-packages" in file or file.startswith((here, sys.base_prefix, "<"))
+        if not foreign:
+            found = f" ({_short(file)}:{trace.tb_lineno})"
+        trace = trace.tb_next
+    return found
+
+
+def _short(file: str) -> str:
+    return os.path.relpath(file) if file.startswith(os.getcwd() + os.sep) else file
+
+
+def parse_setting(text: str) -> tuple[str, Any]:
+    """An option of a model, "key=value"; the value is JSON, or else a string."""
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise InputError(f"{text!r} is not key=value", where="--set", do="Write --set d_ff=14336")
+    try:
+        return key.strip(), json.loads(value)
+    except ValueError:
+        return key.strip(), value.strip()
+
+
+def parse_mesh(text: str) -> dict[str, int]:
+    """A logical mesh, "data=16,model=16", major to minor."""
+    mesh: dict[str, int] = {}
+    for part in text.split(","):
+        name, _, size = (piece.strip() for piece in part.partition("="))
+        if not name.isidentifier() or not size.isdecimal() or name in mesh:
+            problem = "names an axis twice" if name in mesh else "is not a list of axis=size"
+            raise InputError(f"{text!r} {problem}", where="--mesh", do="Write data=16,model=16")
+        mesh[name] = int(size)
+    return mesh
+
+
+def parse_spec(text: str, where: str) -> Spec:
+    """A PartitionSpec in short form.
+
+    One entry a dimension, separated by commas: `None`, an axis, or several joined by "+", major
+    to minor. Dimensions left out are not sharded; nothing at all is replicated. Python's own
+    form, `P(None, ('data', 'model'))`, is read too.
+
+    Raises:
+      InputError: it is neither.
+    """
+    inner = text.strip()
+    if call := re.fullmatch(r"(?:P|PartitionSpec)\((.*)\)", inner):
+        try:
+            listed = ast.literal_eval(f"[{call[1]}]")
+        except (ValueError, SyntaxError):
+            listed = [0]
+        return _spec_of_list(listed, text, where)
+    parts = [part.strip() for part in inner.split(",")] if inner else []
+    return _spec_of_list([None if p == "None" else p.split("+") for p in parts], text, where)
+
+
+def _spec_of_list(entries: Sequence[Any], text: str, where: str) -> Spec:
+    found: list[Entry] = []
+    for entry in entries:
+        names = [entry] if isinstance(entry, str) else entry
+        if entry is None or entry == "None":
+            found.append(None)
+        elif isinstance(names, list | tuple) and all(
+            isinstance(name, str) and name.strip().isidentifier() for name in names
+        ):
+            stripped = tuple(name.strip() for name in names)
+            found.append(stripped[0] if len(stripped) == 1 else stripped)
+        else:
+            raise InputError(f"{text!r} is not a PartitionSpec", where=where, do=_SPEC_HELP)
+    return tuple(found)
+
+
+def parse_pin(text: str) -> tuple[str, Spec]:
+    """A pinned sharding, "PATH=SPEC"; see `parse_spec`."""
+    path, equals, spec = text.rpartition("=")
+    if not equals or not path:
+        raise InputError(
+            f"{text!r} is not PATH=SPEC",
+            where="--pin",
+            do="Write --pin \"[0]['params']['embedding']=model,None\"",
+        )
+    return path.strip(), parse_spec(spec, where=f"--pin {path}")
+
+
+def partition_spec(spec: Spec) -> PartitionSpec:
+    """A spec for JAX."""
+    from jax.sharding import PartitionSpec
+
+    return PartitionSpec(*spec)  # type: ignore[no-untyped-call]
+
+
+def read_spec_file(path: Path) -> dict[str, Spec]:
+    """Specs by path pattern, from a TOML or JSON file, in the order of the file.
+
+    A spec is a string as `parse_spec` takes it, or a list of entries (null or "None", an axis, a
+    list of axes).
+
+    Raises:
+      InputError: the file cannot be read, is neither, or has something else in it.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(
+            f"the specs cannot be read ({error})", where=str(path), do="Give a TOML or JSON file"
+        ) from None
+    is_json = path.suffix == ".json" or text.lstrip().startswith("{")
+    try:
+        raw = json.loads(text) if is_json else tomllib.loads(text)
+    except ValueError as error:
+        raise InputError(
+            f"this is not {'JSON' if is_json else 'TOML'} ({error})",
+            where=str(path),
+            do='Write lines such as "[0]*[\'w_up\']" = ["None", "data", "model"]',
+        ) from None
+    if not isinstance(raw, dict):
+        raise InputError("this is not a table of patterns", where=str(path), do=_SPEC_HELP)
+    found = {}
+    for pattern, spec in raw.items():
+        where = f"{path} {pattern}"
+        if isinstance(spec, str):
+            found[pattern] = parse_spec(spec, where)
+        elif isinstance(spec, list):
+            found[pattern] = _spec_of_list(spec, json.dumps(spec), where)
+        else:
+            raise InputError(f"{spec!r} is not a PartitionSpec", where=where, do=_SPEC_HELP)
+    return found
+
+
+def match_specs(patterns: Mapping[str, Spec], paths: Sequence[str]) -> list[Spec | None]:
+    """The spec of each path: of the first pattern that matches it, or None.
+
+    "*" in a pattern stands for any text, and "?" for one character; all else, brackets too, for
+    itself.
+
+    Raises:
+      InputError: a pattern matches no path at all.
+    """
+    compiled = {pattern: _pattern(pattern) for pattern in patterns}
+    for pattern, expression in compiled.items():
+        if not any(map(expression.fullmatch, paths)):
+            near = get_close_matches(pattern, paths, n=3, cutoff=0.3) or paths[:3]
+            raise InputError(
+                f"no argument's path matches {pattern}",
+                where="--spec",
+                do=f"Paths look like {', '.join(near)}",
+            )
+    return [
+        next((patterns[p] for p, e in compiled.items() if e.fullmatch(path)), None)
+        for path in paths
+    ]
+
+
+def _pattern(text: str) -> re.Pattern[str]:
+    wild = {"*": ".*", "?": "."}
+    return re.compile("".join(wild.get(character) or re.escape(character) for character in text))
+
+
+def argument_specs(target: Target, patterns: Mapping[str, Spec]) -> tuple[Any, list[str]]:
+    """The specs of a target's arguments by patterns of their paths.
+
+    Returns:
+      PartitionSpecs in the pytree of the arguments (a list where it is not known), and the paths
+      that no pattern matches, whose arguments are replicated.
+
+    Raises:
+      InputError: a pattern matches no path.
+    """
+    import jax
+
+    if callable(target.program):
+        leaves = jax.tree_util.tree_leaves_with_path(target.args)
+        paths = [jax.tree_util.keystr(path) for path, _ in leaves]
+        tree = jax.tree.structure(target.args)
+    else:
+        paths = [tensor.path for tensor in target.program.inputs]
+        tree = target.program.in_tree
+    matched = match_specs(patterns, paths)
+    unmatched = [path for path, spec in zip(paths, matched, strict=True) if spec is None]
+    specs = [partition_spec(spec or ()) for spec in matched]
+    return specs if tree is None else tree.unflatten(specs), unmatched
+
+
+def check_output(path: Path) -> None:
+    """Makes sure that a file can be written before any work is done for it.
+
+    Raises:
+      InputError: it is a directory, or its directory is missing or cannot be written.
+    """
+    if path.exists() and not path.is_file():
+        if path.is_dir():
+            raise InputError("this is a directory", where=str(path), do="Give the path of a file")
+        return
+    try:
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+        if path.exists():
+            with path.open("r+b"):
+                pass
+    except OSError as error:
+        raise InputError(
+            f"the plan cannot be written here ({error.strerror})",
+            where=str(path),
+            do="Give --output a path in a directory that exists and can be written",
+        ) from None

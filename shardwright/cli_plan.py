@@ -1,0 +1,308 @@
+"""A plan, or the price of a hand-made sharding, as people read it in a terminal."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from math import isfinite, prod
+from typing import TYPE_CHECKING
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from shardwright.cli_tensors import TensorGroup, group_inputs, ungrouped
+from shardwright.cli_text import (
+    column,
+    count,
+    op_text,
+    quantity,
+    source_text,
+    spec_text,
+    table,
+    type_text,
+)
+
+if TYPE_CHECKING:
+    from shardwright.planner.plan_schema import (
+        CollectiveModel,
+        EstimateModel,
+        MeshModel,
+        PlanModel,
+        SolverModel,
+        TensorModel,
+    )
+
+_SHOWN_TENSORS = 12
+_SHOWN_COLLECTIVES = 10
+_SHOWN_MESHES = 6
+_SHOWN_NOTES = 5
+_BAR_WIDTH = 40
+_VALUE_WIDTH = 11
+
+
+def plan_view(
+    plan: PlanModel, *, name: str = "", tokens_per_step: int | None = None, everything: bool = False
+) -> RenderableType:
+    """A whole plan.
+
+    Args:
+      plan: the plan.
+      name: of the program, where people know it by another than its own.
+      tokens_per_step: of a reference model, for tokens/s.
+      everything: every tensor, collective, mesh and warning instead of those that matter most.
+    """
+    chosen = _chosen(plan)
+    layout = _axes(plan.mesh_axes) if chosen is None else chosen.layout
+    facts = _step_facts(plan.estimate, tokens_per_step)
+    facts.append(("memory", _memory(plan.estimate, plan.options.memory_fraction)))
+    facts.append(("solver", _solver(plan.solver)))
+    return Group(
+        _title(name or plan.program.name, plan.topology, plan.mesh_axes),
+        _facts([("mesh", Text(layout)), *facts]),
+        *_tensors(plan, everything),
+        *(_results(plan) if everything else ()),
+        *_collectives(plan.estimate, everything),
+        *(_fullest(plan) if everything else ()),
+        *_meshes(plan, chosen, everything),
+        *_notes(plan, everything),
+    )
+
+
+def evaluation_view(
+    estimate: EstimateModel,
+    *,
+    name: str,
+    topology: str,
+    mesh: dict[str, int],
+    tokens_per_step: int | None,
+    everything: bool = False,
+) -> RenderableType:
+    """What a hand-made sharding costs; arguments as for `plan_view`."""
+    facts = _step_facts(estimate, tokens_per_step)
+    facts.append(("memory", _memory(estimate, None)))
+    return Group(
+        _title(name, topology, mesh),
+        _facts([("mesh", Text(_axes(mesh))), *facts]),
+        *_collectives(estimate, everything),
+    )
+
+
+def _axes(mesh: dict[str, int]) -> str:
+    return ", ".join(f"{axis}={size}" for axis, size in mesh.items())
+
+
+def _chosen(plan: PlanModel) -> MeshModel | None:
+    """The mesh that the plan is for: of those with its axes, the fastest planned."""
+    candidates = [
+        mesh
+        for mesh in plan.meshes_considered
+        if mesh.axes == plan.mesh_axes and mesh.step_time_s is not None
+    ]
+    return min(candidates, key=lambda mesh: mesh.step_time_s or 0.0, default=None)
+
+
+def _title(name: str, topology: str, mesh: dict[str, int]) -> Text:
+    devices = prod(mesh.values())
+    noun = "device" if devices == 1 else "devices"
+    return Text.assemble((name, "bold"), " on ", (topology, "bold"), f", {devices} {noun}")
+
+
+def _facts(facts: Sequence[tuple[str, Text]]) -> RenderableType:
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="bold")
+    grid.add_column()
+    for name, text in facts:
+        grid.add_row(name, text)
+    return Padding(grid, (1, 0, 0, 2), expand=False)
+
+
+def _step_facts(estimate: EstimateModel, tokens_per_step: int | None) -> list[tuple[str, Text]]:
+    step, exposed = estimate.step_time_s, estimate.exposed_collective_time_s
+    compute = round(_BAR_WIDTH * estimate.compute_time_s / step)
+    bar = Text.assemble(
+        quantity(step, "s").ljust(_VALUE_WIDTH),
+        ("█" * compute, "cyan"),
+        ("▒" * (_BAR_WIDTH - compute), "yellow"),
+    )
+    parts = Text.assemble(
+        " " * _VALUE_WIDTH,
+        ("█ ", "cyan"),
+        f"compute {quantity(estimate.compute_time_s, 's')}   ",
+        ("▒ ", "yellow"),
+        f"exposed communication {quantity(exposed, 's')}   ",
+        f"hidden {quantity(max(0.0, estimate.collective_time_s - exposed), 's')}",
+    )
+    mfu = f"{100 * estimate.mfu:.1f} %"
+    if tokens_per_step is not None:
+        mfu = f"{mfu.ljust(_VALUE_WIDTH)}{count(tokens_per_step / step)} tokens/s"
+    return [("step time", bar), ("", parts), ("MFU", Text(mfu))]
+
+
+def _memory(estimate: EstimateModel, fraction: float | None) -> Text:
+    peak, capacity = estimate.peak_memory_bytes, estimate.memory_capacity_bytes
+    part = peak / capacity
+    filled = min(_BAR_WIDTH, round(_BAR_WIDTH * part))
+    allowed = "" if fraction is None else f", {100 * fraction:.0f} % allowed"
+    over = "" if peak <= capacity else ", does not fit"
+    return Text.assemble(
+        quantity(peak, "B").ljust(_VALUE_WIDTH),
+        ("█" * filled, "green" if not over else "red"),
+        ("░" * (_BAR_WIDTH - filled), "dim"),
+        f" {100 * part:.0f} % of {quantity(capacity, 'B')}{allowed}",
+        (over, "red"),
+    )
+
+
+def _solver(solver: SolverModel) -> Text:
+    if solver.status == "optimal":
+        proven = "no sharding costs less on this mesh by the integer program, proven"
+    elif isfinite(solver.gap):
+        proven = (
+            f"none costs over {100 * solver.gap:.2g} % less on this mesh by the integer program"
+        )
+    else:
+        proven = "how far from the best on this mesh is not known"
+    return Text.assemble(solver.status.ljust(_VALUE_WIDTH), proven)
+
+
+def _section(title: str, detail: str, body: RenderableType) -> tuple[RenderableType, ...]:
+    heading = Text.assemble((title, "bold"), (f"  {detail}", "dim"))
+    return Text(), heading, Padding(body, (0, 0, 0, 2), expand=False)
+
+
+def _more(shown: int, total: int, order: str) -> str:
+    return f"{order}; {shown} of {total}, --all shows every one" if shown < total else order
+
+
+def _tensors(plan: PlanModel, everything: bool) -> tuple[RenderableType, ...]:
+    from shardwright.cost_models.memory import dtype_bytes
+
+    groups = ungrouped(plan.program) if everything else group_inputs(plan.program)
+    shown = groups if everything else groups[:_SHOWN_TENSORS]
+
+    def local_bytes(group: TensorGroup) -> float:
+        tensor = group.first
+        parts = prod(plan.mesh_axes[axis] for axes in tensor.spec for axis in axes)
+        return group.count * prod(tensor.shape) * dtype_bytes(tensor.dtype) / parts
+
+    unit, sizes = column([local_bytes(group) for group in shown], "B")
+    rows = table("argument", "type", "sharding", f">{unit} a device")
+    for group, size in zip(shown, sizes, strict=True):
+        path = Text(group.path)
+        if group.also:
+            path.append(f" + {', '.join(group.also)}", "dim")
+        if group.first.path in plan.options.pinned:
+            path.append(" pinned", "yellow")
+        rows.add_row(*_tensor_cells(path, group.first), size)
+    order = "in order" if everything else "state first, then by size"
+    return _section("Shardings", _more(len(shown), len(groups), order), rows)
+
+
+def _results(plan: PlanModel) -> tuple[RenderableType, ...]:
+    aliased = {result for result, _ in plan.program.aliases}
+    rows = table("result", "type", "sharding")
+    for index, tensor in enumerate(plan.program.outputs):
+        if index not in aliased:
+            rows.add_row(*_tensor_cells(Text(tensor.path), tensor))
+    detail = f"{len(aliased)} more take over an argument's buffer and keep its sharding"
+    return _section("Results", detail if aliased else "in order", rows)
+
+
+def _tensor_cells(path: Text, tensor: TensorModel) -> tuple[Text, Text, Text]:
+    return (
+        path,
+        Text(type_text(tensor.dtype, tensor.shape)),
+        Text(spec_text(tensor.spec), "cyan" if any(tensor.spec) else "dim"),
+    )
+
+
+def _collectives(estimate: EstimateModel, everything: bool) -> tuple[RenderableType, ...]:
+    alike: dict[tuple[object, ...], list[CollectiveModel]] = defaultdict(list)
+    for one in estimate.collectives:
+        key = (one.kind, *one.axes, one.nbytes, one.can_hide, one.op, one.source)
+        alike[key].append(one)
+    ranked = sorted(alike.values(), key=_total_s, reverse=True)
+    if not ranked:
+        return _section("Collectives", "none", Text("no device talks to another"))
+    shown = ranked if everything else ranked[:_SHOWN_COLLECTIVES]
+    size_unit, sizes = column([group[0].nbytes for group in shown], "B")
+    time_unit, times = column([_total_s(group) for group in shown], "s")
+    rows = table("collective", "axes", f">{size_unit}", ">times", f">{time_unit}", "overlap", "for")
+    for group, size, seconds in zip(shown, sizes, times, strict=True):
+        one = group[0]
+        place = source_text(one.source, most=30)
+        rows.add_row(
+            one.kind.replace("_", "-"),
+            ", ".join(one.axes),
+            size,
+            f"{sum(c.count for c in group):,.0f}",
+            seconds,
+            Text("can" if one.can_hide else "no", "dim"),
+            Text.assemble(op_text(one.op), " ", place),
+        )
+    total = quantity(estimate.collective_time_s, "s")
+    order = f"{total} a step in all, largest first"
+    return _section("Collectives", _more(len(shown), len(ranked), order), rows)
+
+
+def _total_s(group: Sequence[CollectiveModel]) -> float:
+    return sum(one.seconds * one.count for one in group)
+
+
+def _fullest(plan: PlanModel) -> tuple[RenderableType, ...]:
+    buffers = plan.estimate.peak_buffers
+    unit, sizes = column([buffer.nbytes for buffer in buffers], "B")
+    rows = table("buffer", f">{unit}")
+    for buffer, size in zip(buffers, sizes, strict=True):
+        argument = re.fullmatch(r"argument (\d+)", buffer.name)
+        if argument and int(argument[1]) < len(plan.program.inputs):
+            name = Text(plan.program.inputs[int(argument[1])].path)
+        else:
+            name = source_text(buffer.name, most=60)
+        rows.add_row(name, size)
+    return _section("Memory at its fullest", "on each device, largest first", rows)
+
+
+def _meshes(
+    plan: PlanModel, chosen: MeshModel | None, everything: bool
+) -> tuple[RenderableType, ...]:
+    meshes = plan.meshes_considered
+    planned = [mesh for mesh in meshes if mesh.step_time_s is not None]
+    planned.sort(key=lambda mesh: (mesh is not chosen, mesh.step_time_s))
+    others = [mesh for mesh in meshes if mesh.step_time_s is None]
+    shown = [*planned, *others] if everything else planned[:_SHOWN_MESHES]
+    time_unit, times = column([mesh.step_time_s or 0.0 for mesh in shown], "s")
+    size_unit, sizes = column([mesh.peak_memory_bytes or 0.0 for mesh in shown], "B")
+    rows = table("mesh", f">{time_unit}", f">{size_unit}", "")
+    for mesh, seconds, size in zip(shown, times, sizes, strict=True):
+        rows.add_row(
+            Text(mesh.layout),
+            "" if mesh.step_time_s is None else seconds,
+            "" if mesh.peak_memory_bytes is None else size,
+            Text("chosen", "green") if mesh is chosen else "" if mesh in planned else mesh.status,
+        )
+    statuses = [mesh.status for mesh in others]
+    told = [f"{len(planned)} planned in {quantity(plan.solver.wall_time_s, 's')}"]
+    told += [f"{statuses.count(status)} {status}" for status in dict.fromkeys(statuses)]
+    return _section("Meshes considered", _more(len(shown), len(meshes), ", ".join(told)), rows)
+
+
+def _notes(plan: PlanModel, everything: bool) -> tuple[RenderableType, ...]:
+    options = [f"{key}={value}" for key, value in plan.compiler_options.items()]
+    sections: list[RenderableType] = []
+    for title, style, notes in (
+        ("Replicated for want of a sharding rule", "yellow", plan.replicated_ops),
+        ("Assumed", "yellow", plan.assumptions),
+        ("Compiler options", "", options),
+    ):
+        if notes:
+            shown = notes if everything else notes[:_SHOWN_NOTES]
+            sections += _section(
+                title,
+                _more(len(shown), len(notes), f"{len(notes)}"),
+                Text("\n".join(shown), style),
+            )
+    return tuple(sections)
