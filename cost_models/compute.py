@@ -201,7 +201,7 @@ def vector_seconds(
     Args:
       elements: number of elements; of the operand for a reduction. Padded to whole registers of
         8 x 128, in which narrow types take as much room as f32, as they are widened for
-        arithmetic (but for bf16 on TPU7x).
+        arithmetic (but for plain bf16 operations on TPU7x).
       dtype: element type.
       chip: the device's chip.
       work: what one element costs: `vector_ops` of the operation, or a number of plain operations.
@@ -212,15 +212,14 @@ def vector_seconds(
       github.com/ayaka14732/pallas-tpu-tutorial, chapter 1, section 7, and taken for older chips.
     """
     registers = np.ceil(np.asarray(elements, dtype=np.float64) / (SUBLANES * LANES))
-    alus = chip.vpu_alus.value
+    packs = dtype_bytes(dtype) == 2 and chip.name in _PACKED_BF16_ALU
+    alu_operations_per_cycle = chip.vpu_alus.value * (2 if packs else 1)
     if isinstance(work, VectorOps):
-        counted = work.on(chip)
+        counted = work.on(chip, dtype)
         interval = _TRANSCENDENTAL_INTERVAL.get(chip.name, 1.0)
-        cycles = max(counted.alu / alus, counted.transcendental * interval)
+        cycles = max(counted.alu / alu_operations_per_cycle, counted.transcendental * interval)
     else:
-        cycles = work / alus
-    if dtype_bytes(dtype) == 2 and chip.name in _PACKED_BF16_ALU:
-        cycles /= 2
+        cycles = work / alu_operations_per_cycle
     return registers * cycles / (chip.device_tensorcores * chip.clock_hz.value)
 
 

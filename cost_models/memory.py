@@ -124,7 +124,7 @@ class PeakMemory:
 def peak_memory(buffers: Sequence[Buffer]) -> PeakMemory:
     """The largest sum of sizes of buffers that are alive together.
 
-    Fragmentation is not counted: XLA's heap simulator packs within a few percent of this sum.
+    Fragmentation is not counted.
 
     Raises:
       ValueError: a buffer ends before it starts.

@@ -48,21 +48,25 @@ SCHEDULED_CONVOLUTIONS = [
     (V6E, 32, 64, 3, 256, 64, 318_167),
 ]
 
-# Bundles, one a cycle, that libtpu 0.0.42.1 schedules for one operation on one f32 register
+# Bundles, one a cycle, that libtpu 0.0.42.1 schedules for one operation on 8 x 128 values
 # (benchmarks/compute_fidelity.py).
 SCHEDULED_VECTOR_OPS = [
-    (V5E, "exponential", 1.09),
-    (V5E, "tanh", 1.03),
-    (V5E, "log", 1.09),
-    (V5E, "log_plus_one", 2.37),
-    (V5E, "rsqrt", 2.51),
-    (V5E, "logistic", 4.50),
-    (V5E, "erf", 9.97),
-    (V5E, "power", 19.77),
-    (V6E, "exponential", 1.00),
-    (V6E, "rsqrt", 1.03),
-    (V6E, "logistic", 2.00),
-    (V6E, "power", 10.39),
+    (V5E, "exponential", "f32", 1.09),
+    (V5E, "tanh", "f32", 1.03),
+    (V5E, "log", "f32", 1.09),
+    (V5E, "log_plus_one", "f32", 2.37),
+    (V5E, "rsqrt", "f32", 2.51),
+    (V5E, "logistic", "f32", 4.50),
+    (V5E, "erf", "f32", 9.97),
+    (V5E, "power", "f32", 19.77),
+    (V6E, "exponential", "f32", 1.00),
+    (V6E, "rsqrt", "f32", 1.03),
+    (V6E, "logistic", "f32", 2.00),
+    (V6E, "power", "f32", 10.39),
+    (V5E, "logistic", "bf16", 2.06),
+    (V6E, "logistic", "bf16", 2.00),
+    (TPU7X, "exponential", "bf16", 1.03),
+    (TPU7X, "rsqrt", "f32", 1.03),
 ]
 
 
@@ -175,9 +179,9 @@ def test_elements_are_padded_to_whole_registers():
     assert vector_seconds(8 * 128 + 1, "f32", V5E) == 2 * vector_seconds(1, "f32", V5E)
 
 
-@pytest.mark.parametrize(("chip", "op", "bundles"), SCHEDULED_VECTOR_OPS)
-def test_operations_take_about_the_bundles_that_libtpu_schedules(chip, op, bundles):
-    seconds = vector_seconds(8 * 128, "f32", chip, vector_ops(op))
+@pytest.mark.parametrize(("chip", "op", "dtype", "bundles"), SCHEDULED_VECTOR_OPS)
+def test_operations_take_about_the_bundles_that_libtpu_schedules(chip, op, dtype, bundles):
+    seconds = vector_seconds(8 * 128, dtype, chip, vector_ops(op))
     assert cycles(seconds, chip) == pytest.approx(bundles, rel=0.2)
 
 
@@ -186,6 +190,13 @@ def test_a_transcendental_takes_two_cycles_on_v4():
     # cores share the registers.
     seconds = vector_seconds(2 * 8 * 128, "f32", V4, vector_ops("tanh"))
     assert cycles(seconds, V4) == pytest.approx(2)
+
+
+def test_tpu7x_runs_two_plain_bf16_operations_in_a_slot():
+    # libtpu 0.0.42.1 schedules as many slots for bf16 [16, 128] as for f32 [8, 128].
+    bf16, f32 = (vector_seconds(1e6, dtype, TPU7X) for dtype in ("bf16", "f32"))
+    assert bf16 == pytest.approx(f32 / 2)
+    assert vector_seconds(1e6, "bf16", V6E) == vector_seconds(1e6, "f32", V6E)
 
 
 def test_operations_without_a_table_entry_take_one_slot():
