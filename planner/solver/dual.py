@@ -35,7 +35,8 @@ class Dual:
     Attributes:
       bound: best lower bound proven on the cost of the arrays.
       prices: cost per byte at each time point that proved it.
-      best: the rounding that fits and costs least, else the one least over the limit.
+      best: of the roundings of the last ascent, the one that fits and costs least, else the one
+        least over the limit.
       worst_points: how often each time point was the most over the limit.
     """
 
@@ -62,6 +63,7 @@ class Dual:
 
     def ascend(self, iterations: int, upper: float = np.inf) -> None:
         """Improve the bound; `upper` is the cost of a known solution, which sets the step length."""
+        self.best = None
         for _ in range(iterations):
             value = max(self._sweep()) - float(self._trial @ self.arrays.slack)
             self._consider_rounding()
@@ -90,7 +92,6 @@ class Dual:
             np.maximum(bounds, first - paid + self._beliefs, out=bounds)
             self._settled = second - paid
             self.bound = max(self.bound, self._settled)
-        self._consider_rounding()
         return bounds
 
     def pair_bounds(self, edge: int) -> FloatArray:

@@ -38,7 +38,7 @@ def reduce(network: Network, expired: Callable[[], bool] = lambda: False) -> Non
         if not expired():
             drop_dominated(network, expired)
         before, size = size, _size(network)
-        if size > _WORTH_A_ROUND * before or expired():
+        if size >= _WORTH_A_ROUND * before or expired():
             break
     shrink_graph(network)
     forbid_unsupported(network, network.alive())

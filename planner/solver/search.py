@@ -22,6 +22,7 @@ from shardwright.planner.solver.fixing import fix_by_bound
 from shardwright.planner.solver.incumbent import PROVEN, Incumbent, relative_gap
 from shardwright.planner.solver.kernels import forest_search
 from shardwright.planner.solver.network import IntArray, Network, NoFeasibleChoiceError
+from shardwright.planner.solver.problem import FloatArray
 from shardwright.planner.solver.reductions import reduce
 
 EXACT_ENTRIES = 60_000
@@ -91,24 +92,26 @@ class Search:
         prices = np.array([self._prices.get(t, 0.0) for t in self._network.times.tolist()])
         dual = Dual(arrays, prices)
         current = self._start(arrays)
+        rounding: IntArray | None = None
         fixed_at = math.inf
         while not self._done():
             self._round += 1
             cost, bound = self._incumbent.cost, self.bound
-            tasks = [pool.submit(dual.ascend, iterations, cost - constant)]
-            if current is not None:
-                seed = self._seed * 1_000_003 + self._round
-                tasks.append(
-                    pool.submit(_improve, arrays, current, dual.prices.copy(), moves, seed)
+            seed = self._seed * 1_000_003 + self._round
+            ascent = pool.submit(dual.ascend, iterations, cost - constant)
+            scale = 1e-3 * abs(dual.bound) if math.isfinite(dual.bound) else 0.0
+            starts = [start for start in (current, rounding) if start is not None]
+            if starts:
+                descent = pool.submit(
+                    _improve, arrays, starts, dual.prices.copy(), scale, moves, seed
                 )
-            for task in tasks:
-                task.result()
-            self._raise_bound(dual.bound + constant)
+                current = descent.result()
+                self._offer(arrays, current)
+            ascent.result()
             assert dual.best is not None
-            if current is None:
-                current = dual.best.choice.copy()
-            self._offer(arrays, dual.best.choice)
-            self._offer(arrays, current)
+            rounding = dual.best.choice
+            self._offer(arrays, rounding)
+            self._raise_bound(dual.bound + constant)
             self._prices = dict(
                 zip(self._network.times.tolist(), dual.prices.tolist(), strict=True)
             )
@@ -174,11 +177,18 @@ class Search:
         return self._left() <= 0 or self._relative_gap() <= self._gap
 
 
-def _improve(arrays: Arrays, current: IntArray, prices: np.ndarray, moves: int, seed: int) -> None:
-    """Forests over the whole graph, then around random nodes; `current` is improved in place."""
-    scale = 1e-3 * float(np.abs(arrays.unary[arrays.first[:-1] + current]).sum()) or 1e-3
+def _improve(
+    arrays: Arrays, starts: list[IntArray], prices: FloatArray, scale: float, moves: int, seed: int
+) -> IntArray:
+    """The better of what forests make of the starts: over the whole graph, then around nodes."""
+    outcomes = []
+    for place, start in enumerate(starts):
+        choice = start.copy()
+        cost, excess = forest_search(
+            arrays, choice, prices.copy(), scale, moves // 4, 0, 4 * seed + place
+        )
+        outcomes.append((excess, cost, place, choice))
+    choice = min(outcomes)[-1]
     if len(arrays.nodes) > 2 * _NEARBY:
-        forest_search(arrays, current, prices, scale, moves // 3, 0, 2 * seed)
-        forest_search(arrays, current, prices, scale, moves, _NEARBY, 2 * seed + 1)
-    else:
-        forest_search(arrays, current, prices, scale, moves, 0, 2 * seed)
+        forest_search(arrays, choice, prices.copy(), scale, moves, _NEARBY, 4 * seed + 2)
+    return choice
