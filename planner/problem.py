@@ -89,8 +89,10 @@ class ShardingProblem:
           memory_limit: bytes of one device that the program may use.
         """
         costs = [
-            (1.0 - hiding) * compute + exposed
-            for compute, exposed in zip(self.compute, self.exposed, strict=True)
+            (1.0 - hiding) * compute + exposed + _SIMPLER * (rows + 1).sum(axis=1)
+            for compute, exposed, rows in zip(
+                self.compute, self.exposed, self.strategies, strict=True
+            )
         ]
         edges = [
             Edge(t.a, t.b, t.exposed if t.gathers is None else t.exposed + hiding * t.gathers)
@@ -170,6 +172,11 @@ def prefetchable_values(graph: OpGraph) -> frozenset[int]:
         if op.name in PREFETCHABLE and op.operands and op.operands[0] in found:
             found.update(op.results)
     return frozenset(found)
+
+
+_SIMPLER = 1e-10
+"""Seconds for each factor number in a strategy: among equals the one that shards least, and
+leading dimensions, is taken."""
 
 
 class _Builder:

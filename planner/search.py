@@ -26,6 +26,11 @@ from shardwright.planner.solver import Solution, solve
 
 _HIDING_WEIGHTS = (0.05, 0.5, 1.0)
 _MEMORY_ROUNDS = 3
+_SEARCH_GAP = 2e-3
+_FINAL_GAP = 1e-4
+_LEAST_SECONDS = 2.0
+_WORTH_A_MESH = 0.002
+"""Meshes whose plans differ by less than this part of the step time count as equally fast."""
 
 
 @dataclass(frozen=True)
@@ -110,38 +115,61 @@ def search_meshes(
     least: list[float] = []
     for number, mesh in enumerate(meshes):
         left = deadline - time.monotonic()
-        if left <= 0 and (best is not None or number > 0):
+        if left <= 0 and best is not None:
             considered.append(Considered(mesh, "not tried: out of time"))
             continue
-        on_progress(
-            Progress(
-                "search",
-                number,
-                len(meshes),
-                None if best is None else best.evaluation.step_s,
-                mesh.describe(),
-            )
+        best_step = None if best is None else best.evaluation.step_s
+        on_progress(Progress("search", number, len(meshes), best_step, mesh.describe()))
+        outcome = solve_mesh(
+            prepared,
+            build_problem(prepared.nodes, prepared.fusions, prepared.buffers, mesh, fixed_on(mesh)),
+            memory_limit,
+            max(left, _LEAST_SECONDS),
+            seed,
+            _SEARCH_GAP,
         )
-        problem = build_problem(
-            prepared.nodes, prepared.fusions, prepared.buffers, mesh, fixed_on(mesh)
-        )
-        outcome = solve_mesh(prepared, problem, memory_limit, max(left, 1.0), seed)
         if isinstance(outcome, float):
             least.append(outcome)
             considered.append(Considered(mesh, "does not fit", None, outcome))
             continue
         evaluation = outcome.evaluation
         considered.append(Considered(mesh, "planned", evaluation.step_s, evaluation.peak.bytes))
-        if best is None or evaluation.step_s < best.evaluation.step_s:
+        # Meshes come simplest first; a later one must be worth it.
+        if best_step is None or evaluation.step_s < best_step * (1 - _WORTH_A_MESH):
             best = outcome
     if best is None:
-        raise DoesNotFitError(
-            f"no sharding of {prepared.program.name} fits: the least memory found is "
-            f"{min(least) / 1e9:.2f} GB a device and {memory_limit / 1e9:.2f} GB may be used",
-            where=meshes[0].slice.name,
-            do="Take a larger slice, a smaller batch, or rematerialisation",
-        )
+        raise _does_not_fit(prepared, meshes, memory_limit, min(least))
+    on_progress(Progress("polish", len(meshes), len(meshes), best.evaluation.step_s))
+    left = max(deadline - time.monotonic(), _LEAST_SECONDS)
+    polished = solve_mesh(
+        prepared,
+        best.problem,
+        memory_limit,
+        left,
+        seed,
+        _FINAL_GAP,
+        warm=[best.solution.choices],
+    )
+    if isinstance(polished, Candidate) and polished.evaluation.step_s <= best.evaluation.step_s:
+        best = polished
     return SearchResult(best, tuple(considered))
+
+
+def _does_not_fit(
+    prepared: Prepared, meshes: Sequence[LogicalMesh], limit: float, least: float
+) -> DoesNotFitError:
+    arguments = (
+        sum(prepared.graph.values[v].nbytes for v in prepared.graph.arguments)
+        / meshes[0].slice.devices
+    )
+    return DoesNotFitError(
+        f"no sharding of {prepared.program.name} fits: the least memory found is "
+        f"{least / 1e9:.2f} GB a device, {(least - limit) / 1e9:.2f} GB more than the "
+        f"{limit / 1e9:.2f} GB that may be used (arguments cut over all devices take "
+        f"{arguments / 1e9:.2f} GB)",
+        where=meshes[0].slice.name,
+        do="Take a larger slice, a smaller batch, or rematerialisation",
+    )
 
 
 def solve_mesh(
@@ -150,6 +178,8 @@ def solve_mesh(
     memory_limit: float,
     time_limit_s: float,
     seed: int,
+    gap: float,
+    warm: Sequence[tuple[int, ...]] = (),
 ) -> Candidate | float:
     """The best candidate on one mesh, or the least peak memory found where none fits.
 
@@ -160,13 +190,16 @@ def solve_mesh(
     deadline = time.monotonic() + time_limit_s
     best: Candidate | None = None
     least = float("inf")
-    warm: list[tuple[int, ...]] = []
     for weight in _HIDING_WEIGHTS:
         limit = memory_limit
         for _ in range(_MEMORY_ROUNDS):
             left = max(1.0, deadline - time.monotonic())
             solution = solve(
-                problem.weighed(weight, limit), time_limit_s=left, seed=seed, warm_starts=warm
+                problem.weighed(weight, limit),
+                time_limit_s=left,
+                seed=seed,
+                gap=gap,
+                warm_starts=warm,
             )
             if solution.status == "infeasible":
                 least = min(least, solution.least_peak or float("inf"))
