@@ -9,7 +9,7 @@ Two tables a chip, in cycles, with nothing taken off for efficiency:
 * Products, convolutions and reductions: the `estimated_cycles` of the scheduled kernels, layout
   copies left out. These are a compiler's heuristics. They follow the matrix unit closely; operands
   prefetched into VMEM count nothing; memory traffic counts by tiles, whatever the type's width,
-  at 30 to 55% of the HBM bandwidth, where copies measured on devices reach 83 to 87%.
+  at 36 to 58% of the HBM bandwidth, where copies measured on devices reach 83 to 87%.
 
 No TPU is needed; needs the `tpu` extra. Each chip is compiled for in a process of its own.
 """
