@@ -119,3 +119,18 @@ def test_solve_finds_the_optimum_by_mip(problem):
         assert solution.cost == best
         assert evaluate(problem, solution.choices).feasible
         assert solution.bound == pytest.approx(best, abs=1e-6)
+
+
+@settings(max_examples=60, deadline=None)
+@given(problems())
+def test_an_infeasible_problem_tells_the_least_peak(problem):
+    if brute_force(problem) < math.inf:
+        return
+    solution = solve(problem, time_limit_s=20)
+    assert solution.status == "infeasible"
+    assert solution.least_peak_proven
+    least = least_peak(problem)
+    if least == math.inf:
+        assert solution.least_peak is None
+    else:
+        assert solution.least_peak == least == evaluate(problem, solution.choices).peak

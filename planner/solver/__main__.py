@@ -15,7 +15,9 @@ from shardwright.planner.solver.solve import solve
 
 def main(arguments: list[str] | None = None) -> int:
     """Solve one instance and print one JSON line; the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m shardwright.planner.solver", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m shardwright.planner.solver", description=__doc__
+    )
     parser.add_argument("instance", type=Path, help=".json or .json.gz in the published format")
     parser.add_argument("--time-limit", type=float, default=60.0, help="seconds (default 60)")
     parser.add_argument("--seed", type=int, default=0)

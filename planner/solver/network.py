@@ -11,7 +11,7 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.planner.solver.problem import FORBIDDEN, CostArray, FloatArray, Problem
+from shardwright.planner.solver.problem import FloatArray, Problem, as_costs
 
 IntArray = NDArray[np.int64]
 
@@ -227,10 +227,3 @@ class Network:
                     own[node] = int(forward[pair]) if min(pair) >= 0 else -1
                     own[absorbed] = -1
         return own
-
-
-def as_costs(costs: CostArray) -> FloatArray:
-    """Float costs with inf for what is forbidden; integers below 2**53 stay exact."""
-    if costs.dtype.kind in "iu":
-        return np.where(costs >= FORBIDDEN, np.inf, costs.astype(np.float64))
-    return costs.astype(np.float64)

@@ -156,6 +156,13 @@ def _check_choices(problem: Problem, choices: Sequence[int]) -> None:
             )
 
 
+def as_costs(costs: CostArray) -> FloatArray:
+    """Float costs with inf for what is forbidden; integers below 2**53 stay exact."""
+    if costs.dtype.kind in "iu":
+        return np.where(costs >= FORBIDDEN, np.inf, costs.astype(np.float64))
+    return costs.astype(np.float64)
+
+
 def node_name(problem: Problem, node: int) -> str:
     """How messages call a node."""
     return problem.names[node] if problem.names is not None else f"node {node}"

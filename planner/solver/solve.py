@@ -13,11 +13,13 @@ import numpy as np
 from shardwright.planner.solver.arrays import to_arrays
 from shardwright.planner.solver.exact import solve_exact
 from shardwright.planner.solver.incumbent import PROVEN, Incumbent, relative_gap
+from shardwright.planner.solver.least_peak import find_least_peak
 from shardwright.planner.solver.network import Network, NoFeasibleChoiceError
 from shardwright.planner.solver.problem import Problem, evaluate, validate
 from shardwright.planner.solver.reductions import reduce
 
 _PLAIN_EXACT_ENTRIES = 5_000
+_LEAST_TIME_FOR_PEAK_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -86,25 +88,42 @@ def solve(
         if on_progress is not None:
             on_progress(time.perf_counter() - started, incumbent.cost, proven)
 
+    options = _Options(seed, gap, workers)
+    bound = _search_to(problem, incumbent, deadline, options, report)
+    if incumbent.found:
+        return _conclude(problem, incumbent, bound, gap, started)
+    return _conclude_infeasible(problem, incumbent, bound, deadline, options, started)
+
+
+@dataclass(frozen=True)
+class _Options:
+    seed: int
+    gap: float
+    workers: int
+
+
+def _search_to(
+    problem: Problem,
+    incumbent: Incumbent,
+    deadline: float,
+    options: _Options,
+    report: Callable[[float], None],
+) -> float:
+    """Improve the incumbent until proven or the deadline; the bound, inf where nothing is feasible."""
+    started = time.perf_counter()
     try:
         network = Network(problem)
-        reduce(network, lambda: time.perf_counter() > started + 0.5 * time_limit_s)
-        bound = _solve_reduced(
-            network, incumbent, deadline, seed=seed, gap=gap, workers=workers, report=report
-        )
+        reduce(network, lambda: time.perf_counter() > 0.5 * (started + deadline))
+        return _solve_reduced(network, incumbent, deadline, options, report)
     except NoFeasibleChoiceError:
-        bound = math.inf
-    return _conclude(problem, incumbent, bound, gap, started)
+        return math.inf
 
 
 def _solve_reduced(
     network: Network,
     incumbent: Incumbent,
     deadline: float,
-    *,
-    seed: int,
-    gap: float,
-    workers: int,
+    options: _Options,
     report: Callable[[float], None],
 ) -> float:
     """The bound proven; the incumbent is improved on the way."""
@@ -118,15 +137,20 @@ def _solve_reduced(
             network,
             incumbent,
             deadline=deadline,
-            seed=seed,
-            gap=gap,
-            workers=workers,
+            seed=options.seed,
+            gap=options.gap,
+            workers=options.workers,
             on_progress=report,
         )
         search.run()
         return search.bound
     arrays = to_arrays(network)
-    result = solve_exact(arrays, time_limit_s=deadline - time.perf_counter(), gap=gap, seed=seed)
+    result = solve_exact(
+        arrays,
+        time_limit_s=deadline - time.perf_counter(),
+        gap=options.gap,
+        seed=options.seed,
+    )
     if result.infeasible:
         raise NoFeasibleChoiceError
     if result.choice is not None:
@@ -139,26 +163,54 @@ def _solve_reduced(
 def _conclude(
     problem: Problem, incumbent: Incumbent, bound: float, gap: float, started: float
 ) -> Solution:
-    choices = incumbent.choices or (0,) * len(problem.costs)
-    checked = evaluate(problem, choices)
-    seconds = time.perf_counter() - started
-    if not incumbent.found:
-        return Solution(
-            choices,
-            checked.cost,
-            bound,
-            math.inf,
-            "infeasible",
-            seconds,
-            checked.peak,
-            problem.memory_limit,
-            checked.peak,
-        )
-    bound = min(bound, checked.cost)
-    reached = relative_gap(checked.cost, bound)
-    status: Literal["optimal", "feasible"] = (
-        "optimal" if reached <= max(gap, PROVEN) else "feasible"
-    )
+    assert incumbent.choices is not None
+    bound = min(bound, incumbent.cost)
+    reached = relative_gap(incumbent.cost, bound)
     return Solution(
-        choices, checked.cost, bound, reached, status, seconds, checked.peak, problem.memory_limit
+        incumbent.choices,
+        incumbent.cost,
+        bound,
+        reached,
+        "optimal" if reached <= max(gap, PROVEN) else "feasible",
+        time.perf_counter() - started,
+        incumbent.peak,
+        problem.memory_limit,
+    )
+
+
+def _conclude_infeasible(
+    problem: Problem,
+    incumbent: Incumbent,
+    bound: float,
+    deadline: float,
+    options: _Options,
+    started: float,
+) -> Solution:
+    """Say how little memory would do, using what is left of the time and at least a little."""
+
+    def attempt(tried: Problem, until: float) -> tuple[tuple[int, ...] | None, bool]:
+        found = Incumbent(tried)
+        proven = _search_to(tried, found, until, options, lambda _: None)
+        return (found.choices if found.found else None), math.isinf(proven) and proven > 0
+
+    extra = time.perf_counter() + _LEAST_TIME_FOR_PEAK_S
+    excluded = -1.0
+    if math.isinf(bound) and bound > 0 and problem.memory_limit is not None:
+        excluded = math.floor(problem.memory_limit)
+    least = find_least_peak(
+        problem, incumbent.choices, attempt, excluded=excluded, deadline=max(deadline, extra)
+    )
+    choices = least.choices or (0,) * len(problem.costs)
+    checked = evaluate(problem, choices)
+    return Solution(
+        choices,
+        checked.cost,
+        bound,
+        math.inf,
+        "infeasible",
+        time.perf_counter() - started,
+        checked.peak,
+        problem.memory_limit,
+        None if least.choices is None else least.peak,
+        least.proven,
     )
