@@ -302,3 +302,4 @@ if __name__ == "__main__":
     else:
         for name in sys.argv[1:] or TOPOLOGIES:
             compare(name)
+            sys.stdout.flush()
