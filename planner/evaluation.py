@@ -9,7 +9,7 @@ import numpy as np
 
 from shardwright.cost_models.memory import Buffer, PeakMemory, dtype_bytes, peak_memory
 from shardwright.hardware_profiles.mesh import LogicalMesh
-from shardwright.planner.collectives import DimAxes, axis_size, compiled_step
+from shardwright.planner.collectives import DimAxes, Step, axis_size, compiled_step
 from shardwright.planner.fusion import FusionPlan
 from shardwright.planner.graph import OpGraph
 from shardwright.planner.halo import halo_seconds
@@ -17,6 +17,7 @@ from shardwright.planner.liveness import Lifetime
 from shardwright.planner.manual import manual_collectives
 from shardwright.planner.nodes import is_trivial
 from shardwright.planner.op_costs import kernel_seconds, local_bytes
+from shardwright.planner.partial_sums import sums_of_products
 from shardwright.planner.partitioned import Communication, Partitioned
 from shardwright.planner.strategies import IntArray
 
@@ -85,7 +86,7 @@ def evaluate_partitioned(
         seconds = first.trips * float(kernel.total[0])
         compute_by_op[fusion.time] = compute_by_op.get(fusion.time, 0.0) + seconds
         compute_by_loop[first.loop] = compute_by_loop.get(first.loop, 0.0) + seconds
-    communications = [*partitioned.communications, *_manual(graph, mesh)]
+    communications = [*_reduced_once(graph, partitioned), *_manual(graph, mesh)]
     collectives = tuple(_price(c, mesh) for c in communications)
     halos = _halo_seconds(graph, shapes, partitioned, mesh)
     total = sum(c.seconds * c.communication.trips for c in collectives) + halos
@@ -107,6 +108,22 @@ def _price(communication: Communication, mesh: LogicalMesh) -> PricedCollective:
     kind, seconds = compiled_step(step, nbytes, mesh)
     can_hide = communication.prefetchable and kind == "all_gather"
     return PricedCollective(communication, kind, nbytes / step.divisor, seconds, can_hide)
+
+
+def _reduced_once(graph: OpGraph, partitioned: Partitioned) -> list[Communication]:
+    """The collectives of the partitioner, with sums of products reduced once."""
+    sums = sums_of_products(graph)
+    seen: set[tuple[int, Step]] = set()
+    found = []
+    for communication in partitioned.communications:
+        total = sums.get(communication.from_value)
+        if total is not None and communication.step.kind in ("all_reduce", "reduce_scatter"):
+            key = (total[0], communication.step)
+            if key in seen:
+                continue
+            seen.add(key)
+        found.append(communication)
+    return found
 
 
 def _manual(graph: OpGraph, mesh: LogicalMesh) -> list[Communication]:

@@ -24,6 +24,7 @@ from shardwright.planner.manual import manual_collectives
 from shardwright.planner.mlir import PREFETCHABLE
 from shardwright.planner.nodes import OPERATION, Node, NodeGraph, Port, Use, is_trivial
 from shardwright.planner.op_costs import kernel_seconds, local_bytes
+from shardwright.planner.partial_sums import sums_of_products
 from shardwright.planner.reshard import ReshardCosts
 from shardwright.planner.rules import DimFactors
 from shardwright.planner.solver import Edge, MemoryTerm, Problem
@@ -200,6 +201,7 @@ class _Builder:
         self._transfers: list[Transfer] = []
         self._exposed: list[FloatArray] = [np.zeros(len(rows)) for rows in self._rows]
         self._prefetch = prefetchable_values(self._graph)
+        self._sums = sums_of_products(self._graph)
         self._local: dict[tuple[object, ...], IntArray] = {}
 
     def build(self, buffers: Sequence[Lifetime]) -> ShardingProblem:
@@ -336,10 +338,11 @@ class _Builder:
         gathers, others = gather[pick], rest[pick]
         if source.partial:
             masks = partial_masks(from_rows, source.partial)
+            _, added_up = self._sums.get(value, (value, 1))
             for mask in np.unique(masks[masks > 0]):
                 at = masks == mask
                 extra = self._costs.partial_table(rank, nbytes, int(mask))
-                others[at] += extra[np.ix_(before[at], after)]
+                others[at] += extra[np.ix_(before[at], after)] / added_up
         return gathers, others
 
     def _finish_partial(self, value: int, producer: Port) -> None:

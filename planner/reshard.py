@@ -24,8 +24,8 @@ _LARGE_DIM = 2**20
 _REDUCTIONS: tuple[Collective, Collective] = ("all_reduce", "reduce_scatter")
 
 Pattern = tuple[int, ...]
-"""For each axis the dimension it shards before and after (-1: none), dimensions renumbered in
-order of appearance."""
+"""For each axis the dimension it shards before and after (-1: none); dimensions that no axis
+shards are left out, the others keep their order, since Shardy goes through them in order."""
 
 
 class ReshardCosts:
@@ -146,17 +146,9 @@ def _patterns(digits: IntArray) -> tuple[IntArray, IntArray]:
     before = np.broadcast_to(digits[:, None, :], (count, count, axes))
     after = np.broadcast_to(digits[None, :, :], (count, count, axes))
     pairs = np.stack([before, after], axis=-1).reshape(count * count, 2 * axes)
-    renamed = np.full_like(pairs, -1)
-    fresh = np.zeros(len(pairs), dtype=np.int64)
-    for column in range(2 * axes):
-        label = np.full(len(pairs), -1)
-        for earlier in range(column):
-            same = pairs[:, earlier] == pairs[:, column]
-            label = np.where(same, renamed[:, earlier], label)
-        used = pairs[:, column] >= 0
-        new = used & (label < 0)
-        renamed[:, column] = np.where(new, fresh, np.where(used, label, -1))
-        fresh += new
+    used = (pairs[:, :, None] == np.arange(digits.max(initial=0) + 1)).any(axis=1)
+    number = used.cumsum(axis=1) - 1
+    renamed = np.where(pairs >= 0, np.take_along_axis(number, np.maximum(pairs, 0), axis=1), -1)
     digits_base = 2 * axes + 1
     numbers = ((renamed + 1) * digits_base ** np.arange(2 * axes)).sum(axis=1)
     _, first, index = np.unique(numbers, return_index=True, return_inverse=True)
