@@ -17,9 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console, RenderableType
 
 from shardwright import cli_inputs as inputs
+from shardwright import cli_options as options
+from shardwright import cli_specs as specs
+from shardwright.cli_console import make_console, print_error, print_note, print_view, result_width
 from shardwright.errors import DoesNotFitError, InputError, ShardwrightError
 from shardwright.version import VERSION
 
@@ -29,7 +31,6 @@ if TYPE_CHECKING:
     from shardwright.models.registry import ReferenceModel
 
 _EXIT_FAULT, _EXIT_INPUT, _EXIT_DOES_NOT_FIT, _EXIT_INTERRUPTED = 1, 2, 3, 130
-_WIDTH_OF_FILES = 100
 
 app = typer.Typer(
     add_completion=False,
@@ -38,74 +39,6 @@ app = typer.Typer(
     epilog="Exit codes: 0 done, 2 bad input, 3 does not fit in memory, 130 interrupted, 1 a fault "
     "of Shardwright itself (set SHARDWRIGHT_DEBUG=1 to see where).",
 )
-
-Target = Annotated[
-    str,
-    typer.Argument(
-        help="A reference model (llama3-8b), a function (my_package.train:step), or a file with a "
-        "jax.export artifact or StableHLO (text or bytecode).",
-        show_default=False,
-    ),
-]
-Topology = Annotated[
-    str,
-    typer.Option(
-        "--topology",
-        "-t",
-        help="The slice: v5e:16x16, v5p-128, or 2*v5e:16x16 for two joined by the data-centre "
-        "network.",
-        show_default=False,
-    ),
-]
-Arguments = Annotated[
-    str | None,
-    typer.Option(
-        "--args",
-        metavar="MODULE:NAME",
-        help="Arguments of a function: a tuple of arrays or jax.ShapeDtypeStructs, or a function "
-        "that returns it.",
-        rich_help_panel="Functions",
-    ),
-]
-Donate = Annotated[
-    list[int] | None,
-    typer.Option(
-        "--donate",
-        metavar="N",
-        help="Position of an argument whose buffers the results take over; repeatable.",
-        rich_help_panel="Functions",
-    ),
-]
-Batch = Annotated[
-    int | None,
-    typer.Option(help="Sequences a step, over all devices.", rich_help_panel="Reference models"),
-]
-Sequence_ = Annotated[
-    int | None, typer.Option(help="Tokens a sequence.", rich_help_panel="Reference models")
-]
-Layers = Annotated[
-    int | None, typer.Option(help="Number of layers.", rich_help_panel="Reference models")
-]
-Remat = Annotated[
-    str | None,
-    typer.Option(help="Rematerialisation: none, full or dots.", rich_help_panel="Reference models"),
-]
-Settings = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        help="Any other option of the model (`shardwright models NAME` lists them); repeatable.",
-        rich_help_panel="Reference models",
-    ),
-]
-Chip = Annotated[
-    Path | None,
-    typer.Option(help="A chip profile of your own, a JSON file, instead of the bundled one."),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
-All = Annotated[bool, typer.Option("--all", help="Everything, not only what matters most.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")]
 
 
 def _show_version(wanted: bool) -> None:
@@ -128,8 +61,8 @@ def _app(
 
 @app.command()
 def plan(
-    target: Target,
-    topology: Topology,
+    target: options.Target,
+    topology: options.Topology,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write the plan to this JSON file.")
     ] = None,
@@ -153,16 +86,16 @@ def plan(
     ] = 0.9,
     time_limit: Annotated[float, typer.Option(help="Seconds of search.")] = 60.0,
     seed: Annotated[int, typer.Option(help="Of the solver's random choices.")] = 0,
-    chip: Chip = None,
-    args: Arguments = None,
-    donate: Donate = None,
-    batch: Batch = None,
-    sequence: Sequence_ = None,
-    layers: Layers = None,
-    remat: Remat = None,
-    settings: Settings = None,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
+    chip: options.Chip = None,
+    args: options.Arguments = None,
+    donate: options.Donate = None,
+    batch: options.Batch = None,
+    sequence: options.Sequence = None,
+    layers: options.Layers = None,
+    remat: options.Remat = None,
+    settings: options.Settings = None,
+    as_json: options.AsJson = False,
+    quiet: options.Quiet = False,
 ) -> None:
     """Plans the sharding of a program on a slice.
 
@@ -171,19 +104,21 @@ def plan(
     if output is not None:
         inputs.check_output(output)
     if time_limit <= 0:
-        raise InputError(f"{time_limit:g} seconds", where="--time-limit", do="Give more than 0")
-    if not 0 < memory_fraction <= 1:
-        raise InputError(f"{memory_fraction:g}", where="--memory-fraction", do="Give up to 1")
-    axes = None if mesh is None else inputs.parse_mesh(mesh)
-    pins = dict(map(inputs.parse_pin, pin or ()))
-    if pins and axes is None:
         raise InputError(
-            "it names axes, and no mesh is given", where="--pin", do="Add --mesh data=16,model=16"
+            f"{time_limit:g} seconds leave no time", where="--time-limit", do="Give more than 0"
         )
+    if not 0 < memory_fraction <= 1:
+        raise InputError(
+            f"{memory_fraction:g} is not a part of the memory",
+            where="--memory-fraction",
+            do="Give a number above 0 and up to 1",
+        )
+    axes = None if mesh is None else specs.parse_mesh(mesh)
+    pins = dict(map(specs.parse_pin, pin or ()))
     profile = _check_slice(topology, chip, axes)
-    options = _model_options(settings, batch, sequence, layers, remat)
+    model_options = _model_options(settings, batch, sequence, layers, remat)
     with _planning(quiet or as_json) as report:
-        loaded = inputs.load_target(target, args, donate or (), options)
+        loaded = inputs.load_target(target, args, donate or (), model_options)
         from shardwright.planner.planning import plan as make_plan
 
         made = make_plan(
@@ -192,7 +127,7 @@ def plan(
             topology=topology,
             donate_argnums=loaded.donate,
             mesh=axes,
-            pinned={path: inputs.partition_spec(spec) for path, spec in pins.items()},
+            pinned={path: specs.partition_spec(spec) for path, spec in pins.items()},
             memory_fraction=memory_fraction,
             time_limit_s=time_limit,
             seed=seed,
@@ -214,16 +149,25 @@ def plan(
         return
     from shardwright.cli_plan import plan_view
 
-    _print(plan_view(made.data, name=loaded.name, tokens_per_step=loaded.tokens_per_step))
+    print_view(
+        plan_view(
+            made.data,
+            name=loaded.name,
+            tokens_per_step=loaded.tokens_per_step,
+            width=result_width(),
+        )
+    )
     if not quiet:
-        _note(f"written to {output}" if output else "not saved: give -o plan.json to keep the plan")
+        print_note(
+            f"written to {output}" if output else "not saved: give -o plan.json to keep the plan"
+        )
 
 
 @app.command()
 def show(
     path: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan's JSON file.")],
-    everything: All = False,
-    as_json: AsJson = False,
+    everything: options.All = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Shows a plan."""
     with _planning(quiet=True):
@@ -235,13 +179,13 @@ def show(
         return
     from shardwright.cli_plan import plan_view
 
-    _print(plan_view(loaded.data, everything=everything))
+    print_view(plan_view(loaded.data, everything=everything, width=result_width()))
 
 
 @app.command()
 def evaluate(
-    target: Target,
-    topology: Topology,
+    target: options.Target,
+    topology: options.Topology,
     mesh: Annotated[
         str,
         typer.Option(metavar="AXIS=SIZE,...", help="The logical mesh, such as data=16,model=16."),
@@ -254,26 +198,26 @@ def evaluate(
             "counts; what none matches is replicated."
         ),
     ],
-    chip: Chip = None,
-    args: Arguments = None,
-    donate: Donate = None,
-    batch: Batch = None,
-    sequence: Sequence_ = None,
-    layers: Layers = None,
-    remat: Remat = None,
-    settings: Settings = None,
-    everything: All = False,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
+    chip: options.Chip = None,
+    args: options.Arguments = None,
+    donate: options.Donate = None,
+    batch: options.Batch = None,
+    sequence: options.Sequence = None,
+    layers: options.Layers = None,
+    remat: options.Remat = None,
+    settings: options.Settings = None,
+    everything: options.All = False,
+    as_json: options.AsJson = False,
+    quiet: options.Quiet = False,
 ) -> None:
     """Prices a sharding that you wrote, by the measure of plans."""
-    axes = inputs.parse_mesh(mesh)
+    axes = specs.parse_mesh(mesh)
     profile = _check_slice(topology, chip, axes)
-    options = _model_options(settings, batch, sequence, layers, remat)
-    patterns = inputs.read_spec_file(spec)
+    model_options = _model_options(settings, batch, sequence, layers, remat)
+    patterns = specs.read_spec_file(spec)
     with _planning(quiet or as_json):
-        loaded = inputs.load_target(target, args, donate or (), options)
-        in_specs, unmatched = inputs.argument_specs(loaded, patterns)
+        loaded = inputs.load_target(target, args, donate or (), model_options)
+        in_specs, unmatched = specs.argument_specs(loaded, patterns)
         from shardwright.planner.hand_made import evaluate as price
 
         estimate = price(
@@ -288,13 +232,13 @@ def evaluate(
         )
     if unmatched and not quiet:
         some = ", ".join(unmatched[:3]) + (", ..." if unmatched[3:] else "")
-        _note(f"no pattern matches {len(unmatched)} arguments, which are replicated: {some}")
+        print_note(f"no pattern matches {len(unmatched)} arguments, which are replicated: {some}")
     if as_json:
         print(estimate.model_dump_json(indent=1))
         return
     from shardwright.cli_plan import evaluation_view
 
-    _print(
+    print_view(
         evaluation_view(
             estimate,
             name=loaded.name,
@@ -302,6 +246,7 @@ def evaluate(
             mesh=axes,
             tokens_per_step=loaded.tokens_per_step,
             everything=everything,
+            width=result_width(),
         )
     )
 
@@ -311,8 +256,8 @@ def hardware(
     chip: Annotated[
         str | None, typer.Argument(help="A generation, or the path of a profile; else all.")
     ] = None,
-    everything: All = False,
-    as_json: AsJson = False,
+    everything: options.All = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Shows what is known of the TPU generations, with sources and legal slices."""
     from shardwright.hardware_profiles import chip_names, legal_slices, load_chip
@@ -328,13 +273,13 @@ def hardware(
         return
     from shardwright.cli_tables import chip_view, chips_view
 
-    _print(chip_view(profiles[0], everything) if chip else chips_view(profiles))
+    print_view(chip_view(profiles[0], everything) if chip else chips_view(profiles))
 
 
 @app.command()
 def models(
     name: Annotated[str | None, typer.Argument(help="A model, for its options; else all.")] = None,
-    as_json: AsJson = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Shows the reference models."""
 
@@ -357,7 +302,7 @@ def models(
         return
     from shardwright.cli_tables import model_view, models_view
 
-    _print(model_view(built[0]) if name else models_view(built))
+    print_view(model_view(built[0]) if name else models_view(built))
 
 
 def _check_slice(
@@ -386,7 +331,7 @@ def _model_options(
 ) -> dict[str, Any]:
     named = {"batch": batch, "sequence": sequence, "layers": layers, "remat": remat}
     given = {key: value for key, value in named.items() if value is not None}
-    return dict(map(inputs.parse_setting, settings or ())) | given
+    return dict(map(specs.parse_setting, settings or ())) | given
 
 
 @contextlib.contextmanager
@@ -398,37 +343,10 @@ def _planning(quiet: bool) -> Iterator[Report]:
     from shardwright.cli_progress import progress_display
 
     with (
-        progress_display(_console(stderr=True), quiet=quiet) as report,
+        progress_display(make_console(stderr=True), quiet=quiet) as report,
         contextlib.redirect_stdout(sys.stderr),
     ):
         yield report
-
-
-def _console(*, stderr: bool = False, width: int | None = None) -> Console:
-    return Console(stderr=stderr, width=width, markup=False, emoji=False, highlight=False)
-
-
-def _print(view: RenderableType) -> None:
-    """Prints to stdout; without trailing spaces, and 100 columns wide, where it is a file."""
-    if sys.stdout.isatty():
-        _console().print(view)
-        return
-    width = None if "COLUMNS" in os.environ else _WIDTH_OF_FILES
-    console = _console(width=width)
-    with console.capture() as captured:
-        console.print(view)
-    print("\n".join(line.rstrip() for line in captured.get().splitlines()))
-
-
-def _note(text: str) -> None:
-    _console(stderr=True).print(text, style="dim", soft_wrap=True)
-
-
-def _report_error(text: str) -> None:
-    line = " ".join(text.split())
-    console = _console(stderr=True)
-    console.print("error:", style="red", end=" ")
-    console.print(line, soft_wrap=True)
 
 
 def _placed(error: ShardwrightError) -> str:
@@ -453,10 +371,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = app(arguments, prog_name="shardwright", standalone_mode=False)
         sys.stdout.flush()
     except ShardwrightError as error:
-        _report_error(_placed(error))
+        print_error(_placed(error))
         return _EXIT_DOES_NOT_FIT if isinstance(error, DoesNotFitError) else _EXIT_INPUT
     except typer.TyperException as error:
-        _report_error(_usage(error))
+        print_error(_usage(error))
         return _EXIT_INPUT
     except (KeyboardInterrupt, typer.Abort):
         return _EXIT_INTERRUPTED
@@ -466,6 +384,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         if os.environ.get("SHARDWRIGHT_DEBUG"):
             traceback.print_exc()
-        _report_error(f"a fault of Shardwright itself: {type(error).__name__}: {error}")
+        print_error(f"a fault of Shardwright itself: {type(error).__name__}: {error}")
         return _EXIT_FAULT
     return int(code or 0)

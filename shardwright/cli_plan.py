@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from math import isfinite, prod
 from typing import TYPE_CHECKING
 
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -41,10 +41,20 @@ _SHOWN_MESHES = 6
 _SHOWN_NOTES = 5
 _BAR_WIDTH = 40
 _VALUE_WIDTH = 11
+_INDENT = 2
+_UNBOUNDED = 10_000
+_WIDE = 96
+_GAP = 2
+_LEAST_SPEC_WIDTH = 20
 
 
 def plan_view(
-    plan: PlanModel, *, name: str = "", tokens_per_step: int | None = None, everything: bool = False
+    plan: PlanModel,
+    *,
+    name: str = "",
+    tokens_per_step: int | None = None,
+    everything: bool = False,
+    width: int = 100,
 ) -> RenderableType:
     """A whole plan.
 
@@ -53,6 +63,7 @@ def plan_view(
       name: of the program, where people know it by another than its own.
       tokens_per_step: of a reference model, for tokens/s.
       everything: every tensor, collective, mesh and warning instead of those that matter most.
+      width: columns to lay the tables out for.
     """
     chosen = _chosen(plan)
     layout = _axes(plan.mesh_axes) if chosen is None else chosen.layout
@@ -62,9 +73,9 @@ def plan_view(
     return Group(
         _title(name or plan.program.name, plan.topology, plan.mesh_axes),
         _facts([("mesh", Text(layout)), *facts]),
-        *_tensors(plan, everything),
+        *_tensors(plan, everything, width),
         *(_results(plan) if everything else ()),
-        *_collectives(plan.estimate, everything),
+        *_collectives(plan.estimate, everything, width),
         *(_fullest(plan) if everything else ()),
         *_meshes(plan, chosen, everything),
         *_notes(plan, everything),
@@ -79,6 +90,7 @@ def evaluation_view(
     mesh: dict[str, int],
     tokens_per_step: int | None,
     everything: bool = False,
+    width: int = 100,
 ) -> RenderableType:
     """What a hand-made sharding costs; arguments as for `plan_view`."""
     facts = _step_facts(estimate, tokens_per_step)
@@ -86,7 +98,7 @@ def evaluation_view(
     return Group(
         _title(name, topology, mesh),
         _facts([("mesh", Text(_axes(mesh))), *facts]),
-        *_collectives(estimate, everything),
+        *_collectives(estimate, everything, width),
     )
 
 
@@ -116,7 +128,7 @@ def _facts(facts: Sequence[tuple[str, Text]]) -> RenderableType:
     grid.add_column()
     for name, text in facts:
         grid.add_row(name, text)
-    return Padding(grid, (1, 0, 0, 2), expand=False)
+    return Padding(grid, (1, 0, 0, _INDENT), expand=False)
 
 
 def _step_facts(estimate: EstimateModel, tokens_per_step: int | None) -> list[tuple[str, Text]]:
@@ -170,14 +182,14 @@ def _solver(solver: SolverModel) -> Text:
 
 def _section(title: str, detail: str, body: RenderableType) -> tuple[RenderableType, ...]:
     heading = Text.assemble((title, "bold"), (f"  {detail}", "dim"))
-    return Text(), heading, Padding(body, (0, 0, 0, 2), expand=False)
+    return Text(), heading, Padding(body, (0, 0, 0, _INDENT), expand=False)
 
 
 def _more(shown: int, total: int, order: str) -> str:
     return f"{order}; {shown} of {total}, --all shows every one" if shown < total else order
 
 
-def _tensors(plan: PlanModel, everything: bool) -> tuple[RenderableType, ...]:
+def _tensors(plan: PlanModel, everything: bool, width: int) -> tuple[RenderableType, ...]:
     from shardwright.cost_models.memory import dtype_bytes
 
     groups = ungrouped(plan.program) if everything else group_inputs(plan.program)
@@ -186,10 +198,11 @@ def _tensors(plan: PlanModel, everything: bool) -> tuple[RenderableType, ...]:
     def local_bytes(group: TensorGroup) -> float:
         tensor = group.first
         parts = prod(plan.mesh_axes[axis] for axes in tensor.spec for axis in axes)
-        return group.count * prod(tensor.shape) * dtype_bytes(tensor.dtype) / parts
+        return float(group.count * prod(tensor.shape) * dtype_bytes(tensor.dtype) / parts)
 
     unit, sizes = column([local_bytes(group) for group in shown], "B")
-    rows = table("argument", "type", "sharding", f">{unit} a device")
+    heading = f"{unit} a device"
+    rows = table("argument", "type", "sharding", f">{heading}")
     for group, size in zip(shown, sizes, strict=True):
         path = Text(group.path)
         if group.also:
@@ -197,6 +210,16 @@ def _tensors(plan: PlanModel, everything: bool) -> tuple[RenderableType, ...]:
         if group.first.path in plan.options.pinned:
             path.append(" pinned", "yellow")
         rows.add_row(*_tensor_cells(path, group.first), size)
+    if Console(width=_UNBOUNDED).measure(rows).maximum > width - _INDENT:
+        path_width = max(len(group.path) for group in shown)
+        type_width = max(len(str(cell)) for cell in rows.columns[1].cells)
+        rows.columns[1].no_wrap = True
+        left = width - _INDENT - path_width - type_width - len(heading) - 3 * _GAP
+        if left < _LEAST_SPEC_WIDTH:
+            del rows.columns[1]
+            left += type_width + _GAP
+        if left >= _LEAST_SPEC_WIDTH:
+            rows.columns[0].width = path_width
     order = "in order" if everything else "state first, then by size"
     return _section("Shardings", _more(len(shown), len(groups), order), rows)
 
@@ -219,7 +242,9 @@ def _tensor_cells(path: Text, tensor: TensorModel) -> tuple[Text, Text, Text]:
     )
 
 
-def _collectives(estimate: EstimateModel, everything: bool) -> tuple[RenderableType, ...]:
+def _collectives(
+    estimate: EstimateModel, everything: bool, width: int
+) -> tuple[RenderableType, ...]:
     alike: dict[tuple[object, ...], list[CollectiveModel]] = defaultdict(list)
     for one in estimate.collectives:
         key = (one.kind, *one.axes, one.nbytes, one.can_hide, one.op, one.source)
@@ -230,17 +255,17 @@ def _collectives(estimate: EstimateModel, everything: bool) -> tuple[RenderableT
     shown = ranked if everything else ranked[:_SHOWN_COLLECTIVES]
     size_unit, sizes = column([group[0].nbytes for group in shown], "B")
     time_unit, times = column([_total_s(group) for group in shown], "s")
-    rows = table("collective", "axes", f">{size_unit}", ">times", f">{time_unit}", "overlap", "for")
+    rows = table("collective", "axes", f">{size_unit}", ">times", f">{time_unit}", "async", "for")
     for group, size, seconds in zip(shown, sizes, times, strict=True):
         one = group[0]
-        place = source_text(one.source, most=30)
+        place = source_text(one.source, most=24 if width >= _WIDE else 16)
         rows.add_row(
             one.kind.replace("_", "-"),
             ", ".join(one.axes),
             size,
             f"{sum(c.count for c in group):,.0f}",
             seconds,
-            Text("can" if one.can_hide else "no", "dim"),
+            Text("yes" if one.can_hide else "no", "dim"),
             Text.assemble(op_text(one.op), " ", place),
         )
     total = quantity(estimate.collective_time_s, "s")
@@ -282,12 +307,19 @@ def _meshes(
             Text(mesh.layout),
             "" if mesh.step_time_s is None else seconds,
             "" if mesh.peak_memory_bytes is None else size,
-            Text("chosen", "green") if mesh is chosen else "" if mesh in planned else mesh.status,
+            Text("chosen", "green") if mesh is chosen else _standing(mesh, chosen),
         )
     statuses = [mesh.status for mesh in others]
     told = [f"{len(planned)} planned in {quantity(plan.solver.wall_time_s, 's')}"]
     told += [f"{statuses.count(status)} {status}" for status in dict.fromkeys(statuses)]
     return _section("Meshes considered", _more(len(shown), len(meshes), ", ".join(told)), rows)
+
+
+def _standing(mesh: MeshModel, chosen: MeshModel | None) -> str:
+    """How a mesh compares with the chosen one."""
+    if mesh.step_time_s is None or chosen is None or not chosen.step_time_s:
+        return mesh.status
+    return f"{100 * (mesh.step_time_s / chosen.step_time_s - 1):+.1f} %"
 
 
 def _notes(plan: PlanModel, everything: bool) -> tuple[RenderableType, ...]:

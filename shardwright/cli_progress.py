@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     from shardwright.planner.search import Progress
 
 Report = Callable[["Progress"], None]
-Stage = Literal["load", "trace", "graph", "search", "plan"]
 
 _STAGES: dict[str, str] = {
     "load": "loading",
     "trace": "tracing the program",
     "graph": "building the op graph",
     "search": "searching meshes",
+    "polish": "polishing the best",
     "plan": "writing the plan",
 }
-_SECONDS_BETWEEN_LINES = 5.0
+_SECONDS_BETWEEN_LINES = 10.0
 
 
 @contextmanager

@@ -67,7 +67,7 @@ def count(value: float) -> str:
     for scale, name in ((1e12, "T"), (1e9, "B"), (1e6, "M")):
         if value >= scale:
             return f"{value / scale:.{_digits(value / scale) or 1}f} {name}"
-    return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.1f}"
+    return f"{value:,.1f}" if value < 100 and not float(value).is_integer() else f"{value:,.0f}"
 
 
 def spec_text(spec: Iterable[Sequence[str]]) -> str:

@@ -1,0 +1,76 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Target = Annotated[
+    str,
+    typer.Argument(
+        help="A reference model (llama3-8b), a function (my_package.train:step), or a file with a "
+        "jax.export artifact or StableHLO (text or bytecode).",
+        show_default=False,
+    ),
+]
+Topology = Annotated[
+    str,
+    typer.Option(
+        "--topology",
+        "-t",
+        help="The slice: v5e:16x16, v5p-128, or 2*v5e:16x16 for two joined by the data-centre "
+        "network.",
+        show_default=False,
+    ),
+]
+Arguments = Annotated[
+    str | None,
+    typer.Option(
+        "--args",
+        metavar="MODULE:NAME",
+        help="Arguments of a function: a tuple of arrays or jax.ShapeDtypeStructs, or a function "
+        "that returns it.",
+        rich_help_panel="Functions",
+    ),
+]
+Donate = Annotated[
+    list[int] | None,
+    typer.Option(
+        "--donate",
+        metavar="N",
+        help="Position of an argument whose buffers the results take over; repeatable.",
+        rich_help_panel="Functions",
+    ),
+]
+Batch = Annotated[
+    int | None,
+    typer.Option(help="Sequences a step, over all devices.", rich_help_panel="Reference models"),
+]
+Sequence = Annotated[
+    int | None, typer.Option(help="Tokens a sequence.", rich_help_panel="Reference models")
+]
+Layers = Annotated[
+    int | None, typer.Option(help="Number of layers.", rich_help_panel="Reference models")
+]
+Remat = Annotated[
+    str | None,
+    typer.Option(help="Rematerialisation: none, full or dots.", rich_help_panel="Reference models"),
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Any other option of the model (`shardwright models NAME` lists them); repeatable.",
+        rich_help_panel="Reference models",
+    ),
+]
+Chip = Annotated[
+    Path | None,
+    typer.Option(help="A chip profile of your own, a JSON file, instead of the bundled one."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+All = Annotated[bool, typer.Option("--all", help="Everything, not only what matters most.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")]
