@@ -27,14 +27,13 @@ def read_instance(path: Path) -> Problem:
     """
     try:
         data = path.read_bytes()
-        if data[:2] == b"\x1f\x8b":
-            data = gzip.decompress(data)
-        document = json.loads(data)
     except OSError as error:
         raise InputError(
             error.strerror or str(error), where=str(path), do="give a readable file"
         ) from error
-    except (ValueError, EOFError, zlib.error) as error:
+    try:
+        document = json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data)
+    except (ValueError, EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise InputError(
             f"not JSON ({error})", where=str(path), do="give an instance in the published format"
         ) from error
@@ -64,6 +63,19 @@ def _parse(content: dict[str, Any]) -> Problem:
     nodes = content["nodes"]
     edges = content.get("edges", {"nodes": [], "costs": []})
     limit = content.get("usage_limit")
+    for key in ("intervals", "usages"):
+        if len(nodes[key]) != len(nodes["costs"]):
+            raise InputError(
+                f"{len(nodes[key])} {key} for {len(nodes['costs'])} nodes",
+                where="nodes",
+                do="give one each",
+            )
+    if len(edges["nodes"]) != len(edges["costs"]):
+        raise InputError(
+            f"{len(edges['costs'])} costs for {len(edges['nodes'])} edges",
+            where="edges",
+            do="give one each",
+        )
     costs = tuple(_integers(row, f"costs of node {n}") for n, row in enumerate(nodes["costs"]))
     memory = tuple(
         MemoryTerm(n, int(start), int(end), _integers(usage, f"usages of node {n}"))
@@ -85,10 +97,6 @@ def _parse(content: dict[str, Any]) -> Problem:
                 do="list them row by row",
             )
         tables.append(Edge(a, b, table.reshape(shape)))
-    if len(memory) != len(costs):
-        raise InputError(
-            f"{len(memory)} intervals for {len(costs)} nodes", where="nodes", do="give one each"
-        )
     problem = Problem(costs, tuple(tables), memory, None if limit is None else int(limit))
     validate(problem)
     return problem

@@ -1,0 +1,144 @@
+"""The published instance format and the command."""
+
+import gzip
+import json
+import subprocess
+import sys
+
+import pytest
+
+from shardwright.errors import InputError
+from shardwright.planner.solver.__main__ import main
+from shardwright.planner.solver.instance_format import read_instance
+
+# The shape of the example in the contest's description: google/iopddl, README.
+INSTANCE = {
+    "problem": {
+        "name": "example",
+        "nodes": {
+            "intervals": [[40, 60], [0, 70], [30, 70], [60, 90], [10, 90]],
+            "costs": [[100, 200], [0], [0, 0, 0], [40], [30, 40, 50]],
+            "usages": [[10, 15], [25], [15, 20, 25], [10], [20, 25, 10]],
+        },
+        "edges": {
+            "nodes": [[0, 2], [1, 2], [2, 3], [3, 4]],
+            "costs": [
+                [20, 30, 40, 10, 10, 10],
+                [30, 20, 10],
+                [10, 0, 10],
+                [10**18, 30, 10],
+            ],
+        },
+        "usage_limit": 100,
+    }
+}
+
+
+def changed(path, value):
+    document = json.loads(json.dumps(INSTANCE))
+    place = document
+    for key in path[:-1]:
+        place = place[key]
+    if value is None:
+        del place[path[-1]]
+    else:
+        place[path[-1]] = value
+    return document
+
+
+@pytest.fixture
+def instance(tmp_path):
+    path = tmp_path / "example.json.gz"
+    path.write_bytes(gzip.compress(json.dumps(INSTANCE).encode()))
+    return path
+
+
+def test_tables_are_read_row_by_row(instance):
+    problem = read_instance(instance)
+    assert problem.edges[0].cost.tolist() == [[20, 30, 40], [10, 10, 10]]
+    assert problem.memory[1].usage.tolist() == [25]
+    assert (problem.memory[1].start, problem.memory[1].end) == (0, 70)
+    assert problem.memory_limit == 100
+
+
+def test_plain_json_is_read_too(tmp_path):
+    path = tmp_path / "plain.json"
+    path.write_text(json.dumps(INSTANCE))
+    assert len(read_instance(path).costs) == 5
+
+
+def test_the_command_prints_one_json_line_and_writes_the_choices(instance, tmp_path, capsys):
+    output = tmp_path / "solution.json"
+    assert main([str(instance), "--time-limit", "10", "--seed", "0", "-o", str(output)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 1
+    line = json.loads(lines[0])
+    # By hand, over the strategies of nodes 0, 2 and 4: node 0 takes 0; then node 2 costs
+    # 20+30+10=60, 30+20+0=50 or 40+10+10=60; node 4 (0 is forbidden) 40+30=70 or 50+10=60.
+    assert line["status"] == "optimal"
+    assert line["cost"] == line["bound"] == 100 + 40 + 50 + 60
+    assert line["gap"] == 0
+    # From 40 to 60 nodes 0, 1, 2 and 4 are live: 10 + 25 + 20 + 10.
+    assert (line["peak"], line["limit"]) == (65, 100)
+    assert json.loads(output.read_text()) == [0, 0, 1, 0, 2]
+
+
+def test_an_instance_that_does_not_fit_says_how_much_would(tmp_path, capsys):
+    path = tmp_path / "tight.json"
+    path.write_text(json.dumps(changed(["problem", "usage_limit"], 50)))
+    assert main([str(path), "--time-limit", "10"]) == 0
+    line = json.loads(capsys.readouterr().out)
+    assert line["status"] == "infeasible"
+    # The least of each allowed: 10 + 25 + 15 + 10.
+    assert (line["least_peak"], line["least_peak_proven"]) == (60, True)
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        ({}, "lacks 'problem'"),
+        ({"problem": []}, "published format"),
+        (changed(["problem", "nodes", "costs"], None), "lacks 'costs'"),
+        (changed(["problem", "nodes", "costs", 1], ["x"]), "costs of node 1.*not integers"),
+        (changed(["problem", "nodes", "usages", 0], [1.5, 2]), "usages of node 0.*not integers"),
+        (changed(["problem", "nodes", "usages", 0], [1]), "memory term 0"),
+        (changed(["problem", "edges", "nodes", 2], [2, 9]), "edge 2: joins 2 and 9"),
+        (changed(["problem", "edges", "costs", 1], [30]), "edge 1: 1 costs for 1 x 3"),
+        (changed(["problem", "nodes", "intervals"], [[0, 1]]), "1 intervals for 5 nodes"),
+    ],
+)
+def test_a_malformed_instance_is_one_clear_line(document, message, tmp_path, capsys):
+    path = tmp_path / "bad.json"
+    path.write_text(json.dumps(document))
+    assert main([str(path)]) == 2
+    error = capsys.readouterr().err
+    assert len(error.splitlines()) == 1
+    with pytest.raises(InputError, match=message):
+        read_instance(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\x1f\x8bnot gzip", b"\xff\xfe"])
+def test_what_is_not_json_is_refused(content, tmp_path, capsys):
+    path = tmp_path / "bad.json.gz"
+    path.write_bytes(content)
+    assert main([str(path)]) == 2
+    assert "not JSON" in capsys.readouterr().err
+
+
+def test_a_missing_file_is_refused(tmp_path, capsys):
+    assert main([str(tmp_path / "none.json")]) == 2
+    assert "No such file" in capsys.readouterr().err
+
+
+def test_the_command_runs_as_a_module_without_jax(instance):
+    code = (
+        "import sys, runpy; sys.argv = ['solver', sys.argv[1]]\n"
+        "try: runpy.run_module('shardwright.planner.solver', run_name='__main__')\n"
+        "except SystemExit as stop: assert stop.code == 0\n"
+        "assert 'jax' not in sys.modules"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(instance)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["status"] == "optimal"
