@@ -54,7 +54,7 @@ def plan(
     mesh: Mapping[str, int] | None = None,
     pinned: Mapping[str, PartitionSpec] | None = None,
     memory_fraction: float = 0.9,
-    time_limit_s: float = 60.0,
+    time_limit_s: float = 15.0,
     seed: int = 0,
     model_flops: float | None = None,
     chip: ChipProfile | None = None,
@@ -134,9 +134,16 @@ def _program(
 
 
 def _meshes(on: Slice, shape: Mapping[str, int] | None) -> tuple[LogicalMesh, ...]:
-    if shape is None:
-        return enumerate_meshes(on, _MOST_AXES)
-    return meshes_for_shape(on, shape)
+    if shape is not None:
+        return meshes_for_shape(on, shape)
+    # Three axes cost many times the planning time of two, so where they come from splitting a
+    # dimension of the torus they are tried last.
+    return tuple(sorted(enumerate_meshes(on, _MOST_AXES), key=_splits_into_three))
+
+
+def _splits_into_three(mesh: LogicalMesh) -> bool:
+    split = any(s.size != s.extent for axis in mesh.axes for s in axis.segments)
+    return split and len(mesh.axes) > 2
 
 
 def _make_plan(
