@@ -345,12 +345,13 @@ class _Reader:
             free = yielded == argument and self._values[init].free
             arguments.append(self._add_value(argument, producer=-1, free=free))
         count = self._trip_count(op, inits, arguments)
-        yields = self._read_block(body, trips * (count or 1), loop_id)
+        passes = 1 if count is None else count
+        yields = self._read_block(body, trips * passes, loop_id)
         results = tuple(self._add_value(r, index, free=False) for r in op.results)
         self._loops[loop_id] = Loop(
             id=loop_id,
             parent=parent,
-            trips=count or 1,
+            trips=passes,
             known_trips=count is not None,
             carries=tuple(map(Carry, inits, arguments, yields, results)),
             first_op=index + 1,
@@ -378,11 +379,9 @@ class _Reader:
         return tuple(self._add_value(r, index, free=False) for r in op.results)
 
     def _remember_constant(self, op: Any, value: int) -> None:
-        dense = op.attributes["value"]
-        if self._values[value].shape == () and isinstance(dense, ir.DenseIntElementsAttr):
-            self._constants[value] = int(
-                dense.get_splat_value().value if _splat(dense) else dense[0]
-            )
+        number = _scalar_integer(op)
+        if number is not None:
+            self._constants[value] = number
 
     def _trip_count(self, op: Any, inits: tuple[int, ...], arguments: list[int]) -> int | None:
         """Trips of `while i < limit: ...; i += step` with constants; None for other loops."""
@@ -395,7 +394,7 @@ class _Reader:
             return None
         direction = str(compare.operation.attributes["comparison_direction"])
         counter = _argument_number(compare.operation.operands[0], condition)
-        limit = self._known(compare.operation.operands[1], condition, inits)
+        limit = self._known(compare.operation.operands[1], condition, body, inits)
         if counter is None or limit is None or not ("LT" in direction or "LE" in direction):
             return None
         start = self._constants.get(inits[counter])
@@ -404,23 +403,21 @@ class _Reader:
             return None
         operands = list(add.operation.operands)
         steps = [o for o in operands if _argument_number(o, body) != counter]
-        step = self._known(steps[0], body, inits) if len(steps) == 1 else None
+        step = self._known(steps[0], body, body, inits) if len(steps) == 1 else None
         if start is None or not step or step < 0:
             return None
         return max(0, math.ceil((limit + ("LE" in direction) - start) / step))
 
-    def _known(self, value: Any, block: Any, inits: tuple[int, ...]) -> int | None:
-        """The integer that a value is known to hold, looking through a block's arguments."""
+    def _known(self, value: Any, block: Any, body: Any, inits: tuple[int, ...]) -> int | None:
+        """The integer that a value holds in every pass, looking through what the loop hands on."""
         number = _argument_number(value, block)
         if number is not None:
-            return self._constants.get(inits[number])
+            handed_on = mlir.last_operation(body).operands[number] == body.arguments[number]
+            return self._constants.get(inits[number]) if handed_on else None
         if value in self._ids:
             return self._constants.get(self._ids[value])
-        owner = value.owner.operation
-        if owner.name in _CONSTANTS:
-            dense = ir.DenseIntElementsAttr(owner.attributes["value"])
-            return int(dense.get_splat_value().value if _splat(dense) else dense[0])
-        return None
+        owner = value.owner
+        return None if isinstance(owner, ir.Block) else _scalar_integer(owner.operation)
 
 
 class _SourceLines:
@@ -436,8 +433,12 @@ class _SourceLines:
         return self._seen[location]
 
 
-def _splat(dense: Any) -> bool:
-    return bool(dense.is_splat)
+def _scalar_integer(op: Any) -> int | None:
+    """What a constant operation holds where that is one integer."""
+    if op.name not in _CONSTANTS or not isinstance(op.attributes["value"], ir.DenseIntElementsAttr):
+        return None
+    dense = op.attributes["value"]
+    return int(dense[0]) if dense.type.rank == 0 else None
 
 
 def _argument_number(value: Any, block: Any) -> int | None:
