@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 
 from shardwright.models.options import DecoderOptions
 from shardwright.models.training import Batch, PyTree, cross_entropy
@@ -97,13 +98,18 @@ def apply(options: DecoderOptions, params: PyTree, tokens: jax.Array) -> jax.Arr
         rope = None
     else:
         rope = rope_tables(length, options.head_width, options.rope_theta)
+    x = _constrain_residual(options, x)
 
     layer = _rematerialized(functools.partial(_layer, options), options)
+
+    def next_residual(x: jax.Array, weights: PyTree) -> tuple[jax.Array, None]:
+        return _constrain_residual(options, layer(weights, x, rope)), None
+
     if options.scan_layers:
-        x, _ = jax.lax.scan(lambda x, weights: (layer(weights, x, rope), None), x, params["layers"])
+        x, _ = jax.lax.scan(next_residual, x, params["layers"])
     else:
         for weights in params["layers"]:
-            x = layer(weights, x, rope)
+            x, _ = next_residual(x, weights)
 
     x = normalize(options, params, "final_norm", x)
     if options.tied_embedding:
@@ -125,6 +131,12 @@ def _rematerialized(layer: Layer, options: DecoderOptions) -> Layer:
     }[options.remat]
     # A scan body is a loop of its own, in which XLA cannot undo the recomputation.
     return jax.checkpoint(layer, policy=policy, prevent_cse=not options.scan_layers)
+
+
+def _constrain_residual(options: DecoderOptions, x: jax.Array) -> jax.Array:
+    if options.residual_axes is None:
+        return x
+    return jax.lax.with_sharding_constraint(x, PartitionSpec(*options.residual_axes))
 
 
 def _layer(options: DecoderOptions, weights: PyTree, x: jax.Array, rope: Rope | None) -> jax.Array:

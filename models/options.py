@@ -15,6 +15,8 @@ from pydantic import NonNegativeFloat as NonNegative
 from shardwright.errors import InputError
 
 DType = Literal["float32", "bfloat16"]
+MeshAxes = str | tuple[str, ...] | None
+"""What shards one dimension of an array, as in a `PartitionSpec`."""
 
 
 class TrainOptions(BaseModel):
@@ -64,6 +66,8 @@ class DecoderOptions(TrainOptions):
       scan_layers: one stacked parameter tree and `lax.scan`, or a list of layers.
       remat: "none" keeps every activation, "full" keeps only each layer's input, "dots" keeps
         also the results of the matrix products with weights.
+      residual_axes: mesh axes of the residual stream [batch, sequence, d_model], set with
+        `with_sharding_constraint`; needs a mesh context. None leaves it to the planner.
     """
 
     layers: PositiveInt
@@ -84,6 +88,7 @@ class DecoderOptions(TrainOptions):
     norm_epsilon: PositiveFloat = 1e-5
     scan_layers: bool = True
     remat: Literal["none", "full", "dots"] = "full"
+    residual_axes: tuple[MeshAxes, MeshAxes, MeshAxes] | None = None
 
     @model_validator(mode="after")
     def _sizes_agree(self) -> Self:

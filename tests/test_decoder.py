@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from shardwright.models import build, decoder
+from shardwright.planner.program import mesh_context
 
 # Tiny programs: compiling costs more than running.
 quick_jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
@@ -168,3 +169,28 @@ def test_gpt2_layer_norm_is_that_of_the_formula():
     options = tiny("gpt2-124m").options
     actual = decoder.normalize(options, weights, "final_norm", jnp.asarray(x, jnp.float32))
     np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("scan_layers", "constraints"), [(False, 3), (True, 2)])
+def test_the_residual_stream_is_constrained_after_the_embedding_and_each_layer(
+    scan_layers, constraints
+):
+    # Two layers; in a scan both are written once.
+    model = tiny(residual_axes=("data", None, ("model",)), scan_layers=scan_layers)
+    params, batch = model.example_args[0]["params"], model.example_args[1]
+    with mesh_context({"data": 2, "model": 4}):
+        forward = jax.jit(functools.partial(decoder.apply, model.options))
+        text = forward.trace(params, batch["tokens"]).lower().as_text()
+    lines = [line for line in text.splitlines() if "sdy.sharding_constraint" in line]
+    assert len(lines) == constraints
+    for line in lines:
+        assert '[{"data"}, {}, {"model"}]' in line
+        assert "tensor<2x16x32xf32>" in line
+
+
+def test_constraining_the_residual_stream_changes_no_logits():
+    params, batch = params_and_batch()
+    free = logits(tiny(), params, batch["tokens"])
+    with mesh_context({"data": 1}):
+        constrained = logits(tiny(residual_axes=("data", None, None)), params, batch["tokens"])
+    np.testing.assert_array_equal(constrained, free)

@@ -82,6 +82,7 @@ def test_cross_entropy_is_the_mean_negative_log_probability():
             {"remat": "some"},
             "option 'remat': Input should be 'none', 'full' or 'dots'",
         ),
+        ("gpt2-124m", {"residual_axes": ("data",)}, "option 'residual_axes'"),
         ("gpt2-124m", {"param_dtype": "f32"}, "option 'param_dtype': Input should be 'float32'"),
     ],
 )

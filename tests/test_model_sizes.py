@@ -36,6 +36,13 @@ def test_parameters_are_as_many_as_in_the_released_checkpoint(name):
     assert build(name).parameter_count == RELEASED_COUNTS[name]
 
 
+def test_attention_scores_of_a_llama3_8b_sequence_fit_a_small_chip_by_default():
+    # 4 bytes x 32 heads x 2048^2 = 0.54 GB of v5e's 16; the 8192 tokens of the paper take 8.6 GB.
+    options = build("llama3-8b").options
+    assert 4 * options.heads * options.sequence**2 == 536_870_912
+    assert build("llama3-8b", sequence=8192).options.sequence == 8192
+
+
 @pytest.mark.parametrize("name", GPT3_MILLIONS)
 def test_gpt3_has_the_parameters_of_table_d1(name):
     assert build(name).parameter_count / 1e6 == pytest.approx(GPT3_MILLIONS[name], rel=5e-4)
