@@ -136,14 +136,14 @@ def _program(
 def _meshes(on: Slice, shape: Mapping[str, int] | None) -> tuple[LogicalMesh, ...]:
     if shape is not None:
         return meshes_for_shape(on, shape)
-    # Three axes cost many times the planning time of two, so where they come from splitting a
-    # dimension of the torus they are tried last.
-    return tuple(sorted(enumerate_meshes(on, _MOST_AXES), key=_splits_into_three))
+    # Whole dimensions of the torus come first, and three axes, which take many times as long to
+    # plan as two, after those.
+    return tuple(sorted(enumerate_meshes(on, _MOST_AXES), key=_effort))
 
 
-def _splits_into_three(mesh: LogicalMesh) -> bool:
+def _effort(mesh: LogicalMesh) -> tuple[bool, bool]:
     split = any(s.size != s.extent for axis in mesh.axes for s in axis.segments)
-    return split and len(mesh.axes) > 2
+    return split, len(mesh.axes) > 2
 
 
 def _make_plan(
