@@ -21,9 +21,10 @@ from shardwright.planner.collectives import (
     read_step,
 )
 from shardwright.planner.constraints import ValueConstraint
-from shardwright.planner.graph import OP_ID, OpGraph, number_operations
+from shardwright.planner.graph import OP_ID, OpGraph, number_operations, operations
 from shardwright.planner.mlir import ir
 from shardwright.planner.program import Program
+from shardwright.planner.rules import write_own_rule
 
 _SHARDING = "sdy.sharding"
 
@@ -89,6 +90,8 @@ def partition(
     """Runs Shardy on a program with these constraints, in process."""
     with program.module() as module:
         number_operations(module)
+        for op in operations(module):
+            write_own_rule(op)
         annotate(module, mesh_shape, constraints, in_shardings, out_shardings)
         mlir.run_passes(module, mlir.PROPAGATE, mlir.INSERT_RESHARDS, mlir.RESHARDS_TO_COLLECTIVES)
         return _Reader(module, graph, mesh_shape).read()

@@ -1,8 +1,9 @@
 """What each operation can shard: Shardy's own sharding rules, read from the module.
 
 A rule maps every dimension of every operand and result to factors; two dimensions with the same
-factor are sharded alike. Shardy is the authority; the few operations that it gives no rule and
-that are plainly elementwise get one here, and users register their own for custom calls.
+factor are sharded alike. Shardy is the authority; the operations of CHLO, which the compiler
+expands or knows how to partition but Shardy gives no rule, get one here, and users register their
+own for custom calls.
 """
 
 from __future__ import annotations
@@ -68,10 +69,7 @@ class RuleReader:
         """The sharding rule of an MLIR operation, or None."""
         attributes = op.attributes
         if _ATTRIBUTE not in attributes:
-            maker = _REGISTERED.get(operation_name(op))
-            if maker is not None:
-                return maker(op)
-            return _elementwise_rule(op) if op.name.startswith("chlo.") else None
+            return own_rule(op)
         attribute = attributes[_ATTRIBUTE]
         if attribute not in self._read:
             rule = sdy.OpShardingRuleAttr(attribute)
@@ -84,6 +82,38 @@ class RuleReader:
                 permutation=frozenset(rule.permutation_factors),
             )
         return self._read[attribute]
+
+
+def own_rule(op: Any) -> Rule | None:
+    """The rule of an operation that Shardy has none for, where it is registered or known here."""
+    name = operation_name(op)
+    if name in _REGISTERED:
+        return _REGISTERED[name](op)
+    if name == "chlo.top_k":
+        return _top_k_rule(op)
+    return _elementwise_rule(op) if name.startswith("chlo.") else None
+
+
+def write_own_rule(op: Any) -> None:
+    """Tells Shardy the rule that is not its own, so that it partitions as it was planned."""
+    rule = own_rule(op)
+    if rule is None:
+        return
+    operands, results = (
+        [
+            sdy.TensorMappingAttr.get([sdy.DimMappingAttr.get(list(dim)) for dim in dims])
+            for dims in mappings
+        ]
+        for mappings in (rule.operands, rule.results)
+    )
+    op.attributes[_ATTRIBUTE] = sdy.OpShardingRuleAttr.get(
+        list(rule.sizes),
+        operands,
+        results,
+        reduction_factors=sorted(rule.reduction),
+        need_replication_factors=sorted(rule.replicated),
+        permutation_factors=sorted(rule.permutation),
+    )
 
 
 def operation_name(op: Any) -> str:
@@ -111,3 +141,18 @@ def _elementwise_rule(op: Any) -> Rule | None:
     maps = [identity if shape else () for shape in shapes]
     split = len(op.operands)
     return Rule(full, tuple(maps[:split]), tuple(maps[split:]))
+
+
+def _top_k_rule(op: Any) -> Rule:
+    """Top-k along the last dimension of the operand, which stays whole; the others shard."""
+    shape = tuple(op.operands[0].type.shape)
+    chosen = op.results[0].type.shape[-1]
+    last = len(shape) - 1
+    batch = tuple((i,) for i in range(last))
+    made = (*batch, (last + 1,))
+    return Rule(
+        sizes=(*shape, chosen),
+        operands=((*batch, (last,)),),
+        results=(made,) * len(op.results),
+        replicated=frozenset({last, last + 1}),
+    )
