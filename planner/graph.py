@@ -166,6 +166,16 @@ class OpGraph:
                 uses.setdefault(operand, []).append(op.id)
         return uses
 
+    def value_trips(self, value: int) -> float:
+        """How many times a value is made in one execution of the program."""
+        producer = self.values[value].producer
+        if producer >= 0:
+            return self.ops[producer].trips
+        for loop in self.loops:
+            if any(carry.argument == value for carry in loop.carries):
+                return self.ops[loop.first_op - 1].trips * loop.trips
+        return 1.0
+
     def to_networkx(self) -> nx.DiGraph:
         """Operations as nodes, an edge for each value from its producer to each reader."""
         graph = nx.DiGraph()

@@ -277,20 +277,19 @@ class _Builder:
 
     def _connect(self, value: int, producer: Port) -> None:
         uses = self._distinct_uses(value)
-        if is_trivial(self._graph.values[value]):
+        if is_trivial(self._graph.values[value]) or not uses:
             self._finish_partial(value, producer)
             return
-        if not uses:
-            return
-        rows = self._rows[producer.node]
-        if len({use.port.node for use in uses} - {producer.node}) < 2:
+        others = {use.port.node for use in uses} - {producer.node}
+        # Partial sums are added up once, whoever reads them.
+        if len(others) < 2 and not (producer.partial and len(uses) > 1):
             for use in uses:
                 self._transfer(value, producer, use.port, use.trips)
             return
         copy = self._add_copy(value, tuple(uses))
         port = Port(copy, value, tuple((d,) for d in range(len(self._graph.values[value].shape))))
-        del rows
-        self._transfer(value, producer, port, min(use.trips for use in uses))
+        # A branch may read it less often, but it is made where the value is.
+        self._transfer(value, producer, port, self._graph.value_trips(value))
         for use in uses:
             self._transfer(value, port, use.port, use.trips)
 
@@ -346,17 +345,17 @@ class _Builder:
         return gathers, others
 
     def _finish_partial(self, value: int, producer: Port) -> None:
-        """A scalar left as partial sums is summed where it is made."""
+        """What nobody reads sharded, but is left as partial sums, is added up where it is made."""
         if not producer.partial:
             return
         rows = self._rows[producer.node]
         tensor = self._graph.values[value]
         masks = partial_masks(rows, producer.partial)
-        rank = len(tensor.shape)
-        trips = self._graph.ops[tensor.producer].trips
+        made = codes(rows, producer.dims)
+        trips = self._graph.value_trips(value)
         for mask in np.unique(masks[masks > 0]):
-            table = self._costs.partial_table(rank, tensor.nbytes, int(mask))
-            extra = np.where(masks == mask, trips * table[0, 0], 0.0)
+            table = self._costs.partial_table(len(tensor.shape), tensor.nbytes, int(mask))
+            extra = np.where(masks == mask, trips * table[made, made], 0.0)
             self._exposed[producer.node] = self._exposed[producer.node] + extra
 
     # -- memory --------------------------------------------------------------------------------
