@@ -259,16 +259,15 @@ def hardware(
     everything: options.All = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Shows what is known of the TPU generations, with sources and legal slices."""
-    from shardwright.hardware_profiles import chip_names, legal_slices, load_chip
+    """Shows what is known of the TPU generations, with sources and legal slices.
 
-    def as_data(profile: ChipProfile) -> dict[str, Any]:
-        slices = [one.name for one in legal_slices(profile)]
-        return profile.model_dump(mode="json") | {"legal_slices": slices}
+    As JSON, one chip is a profile that --chip of other commands takes.
+    """
+    from shardwright.hardware_profiles import chip_names, load_chip
 
     profiles = [load_chip(name) for name in ([chip] if chip else chip_names())]
     if as_json:
-        data = [as_data(profile) for profile in profiles]
+        data = [profile.model_dump(mode="json") for profile in profiles]
         print(json.dumps(data[0] if chip else data, indent=1))
         return
     from shardwright.cli_tables import chip_view, chips_view

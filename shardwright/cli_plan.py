@@ -133,7 +133,7 @@ def _facts(facts: Sequence[tuple[str, Text]]) -> RenderableType:
 
 def _step_facts(estimate: EstimateModel, tokens_per_step: int | None) -> list[tuple[str, Text]]:
     step, exposed = estimate.step_time_s, estimate.exposed_collective_time_s
-    compute = round(_BAR_WIDTH * estimate.compute_time_s / step)
+    compute = round(_BAR_WIDTH * estimate.compute_time_s / step) if step else _BAR_WIDTH
     bar = Text.assemble(
         quantity(step, "s").ljust(_VALUE_WIDTH),
         ("█" * compute, "cyan"),
@@ -148,7 +148,7 @@ def _step_facts(estimate: EstimateModel, tokens_per_step: int | None) -> list[tu
         f"hidden {quantity(max(0.0, estimate.collective_time_s - exposed), 's')}",
     )
     mfu = f"{100 * estimate.mfu:.1f} %"
-    if tokens_per_step is not None:
+    if tokens_per_step is not None and step:
         mfu = f"{mfu.ljust(_VALUE_WIDTH)}{count(tokens_per_step / step)} tokens/s"
     return [("step time", bar), ("", parts), ("MFU", Text(mfu))]
 

@@ -93,7 +93,7 @@ def _group(
     keys: Sequence[Keys],
     suffixes: Sequence[Keys],
 ) -> TensorGroup:
-    first = min(group, key=lambda i: len(keys[i]))
+    first = min(group, key=lambda i: (len(keys[i]), "param" not in tensors[i].path))
     prefixes: dict[Keys, list[int]] = defaultdict(list)
     for index in group:
         prefix = keys[index][: len(keys[index]) - len(suffixes[index])]
