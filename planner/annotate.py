@@ -177,14 +177,27 @@ def _constrain(
     given = made
     if constraint.copy is not None:
         given = _add_constraint(mesh, made, constraint.copy, _after(made))
+    # Readers that need the same sharding in the same block share one reshard.
+    shared: dict[tuple[Any, DimAxes], Any] = {}
     for demand, op, operand in uses:
         wanted = given
         if demand.sharding is not None:
-            wanted = _add_constraint(
-                mesh, given, demand.sharding, lambda op=op: ir.InsertionPoint(op)
-            )
+            place = (op.block, demand.sharding)
+            if place not in shared:
+                shared[place] = _add_constraint(
+                    mesh, given, demand.sharding, _before_readers(given, op.block)
+                )
+            wanted = shared[place]
         if wanted is not made:
             op.operands[operand] = wanted
+
+
+def _before_readers(value: Any, block: Any) -> Callable[[], Any]:
+    """Makes an insertion point before everything in a block that can read a value."""
+    owner = value.owner
+    if isinstance(owner, ir.Block) or owner.operation.block != block:
+        return lambda: ir.InsertionPoint.at_block_begin(block)
+    return _after(value)
 
 
 def _after(value: Any) -> Callable[[], Any]:
