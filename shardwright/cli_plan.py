@@ -282,13 +282,17 @@ def _fullest(plan: PlanModel) -> tuple[RenderableType, ...]:
     unit, sizes = column([buffer.nbytes for buffer in buffers], "B")
     rows = table("buffer", f">{unit}")
     for buffer, size in zip(buffers, sizes, strict=True):
-        argument = re.fullmatch(r"argument (\d+)", buffer.name)
-        if argument and int(argument[1]) < len(plan.program.inputs):
-            name = Text(plan.program.inputs[int(argument[1])].path)
-        else:
-            name = source_text(buffer.name, most=60)
-        rows.add_row(name, size)
+        rows.add_row(_buffer_name(buffer.name, plan.program.inputs), size)
     return _section("Memory at its fullest", "on each device, largest first", rows)
+
+
+def _buffer_name(name: str, arguments: Sequence[TensorModel]) -> Text:
+    if match := re.fullmatch(r"argument (\d+)", name):
+        number = int(match[1])
+        return Text(arguments[number].path if number < len(arguments) else name)
+    if match := re.fullmatch(r"(\w+) near (.*)", name):
+        return Text.assemble(match[1].replace("_", "-"), " near ", source_text(match[2], most=50))
+    return source_text(name, most=60)
 
 
 def _meshes(

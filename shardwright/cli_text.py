@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from math import sqrt
 from pathlib import Path
+from statistics import median
 from typing import Literal
 
 from rich import box
@@ -54,10 +56,12 @@ def column(values: Sequence[float], unit: Unit) -> tuple[str, list[str]]:
     """Values of one column in one unit, so that their decimal points align.
 
     Returns:
-      the unit with its prefix, chosen by the largest value, and the numbers.
+      the unit with its prefix, between those that suit the largest and the usual value, and the
+      numbers.
     """
-    largest = max(map(abs, values), default=0.0)
-    scale, prefix = _prefix(largest, unit)
+    sizes = [abs(value) for value in values if value]
+    largest = max(sizes, default=0.0)
+    scale, prefix = _prefix(sqrt(largest * median(sizes)) if sizes else 0.0, unit)
     digits = _digits(largest / scale)
     return f"{prefix}{unit}", [f"{value / scale:.{digits}f}" for value in values]
 

@@ -9,6 +9,7 @@ from shardwright.cli_plan import plan_view
 from shardwright.cli_tensors import group_inputs
 from shardwright.cli_text import column, count, quantity, source_text, spec_text, type_text
 from shardwright.planner.plan_schema import (
+    BufferModel,
     CollectiveModel,
     EstimateModel,
     MeshModel,
@@ -41,6 +42,14 @@ def test_quantity_has_about_three_digits_in_a_prefix_that_suits(value, unit, tex
 
 def test_column_has_one_unit_and_aligned_points():
     assert column([0.0774, 0.0012, 0.0], "s") == ("ms", ["77.4", "1.2", "0.0"])
+    assert column([], "B") == ("B", [])
+
+
+def test_one_large_value_does_not_hide_the_usual_ones():
+    assert column([58.7e6, 58.7e6, 33.6e6, 2.15e9], "B") == (
+        "MB",
+        ["58.7", "58.7", "33.6", "2150.0"],
+    )
 
 
 @pytest.mark.parametrize(
@@ -190,7 +199,10 @@ def a_plan(**changes):
                 collective("all_gather", ["data", "model"], 58.7e6, 2e-3, 20),
                 collective("all_gather", ["data", "model"], 58.7e6, 2e-3, 12),
             ],
-            peak_buffers=[],
+            peak_buffers=[
+                BufferModel(name="argument 2", nbytes=2e9),
+                BufferModel(name="all_gather near /home/ada/train/model.py:7", nbytes=1e9),
+            ],
         ),
         "solver": SolverModel(
             status="feasible", objective=1.0, bound=0.968, gap=0.032, wall_time_s=34.2
@@ -331,6 +343,13 @@ SPEC = [[], ["x_outer_y_inner", "x_inner_y_outer"], []]
 def test_every_tensor_is_told_where_asked():
     assert "+ mu" not in shown(a_plan(), everything=True)
     assert line_with(shown(a_plan(), everything=True), "[0]['mu']['w']")
+
+
+def test_what_fills_the_memory_is_told_by_path_and_source():
+    text = shown(a_plan(), everything=True)
+    fullest = text[text.index("Memory at its fullest") : text.index("Meshes considered")]
+    assert line_with(fullest, "[1]['tokens']").endswith("2.00")
+    assert line_with(fullest, "all-gather near", "/home/ada/train/model.py:7").endswith("1.00")
 
 
 def test_program_that_takes_no_time_is_shown():
