@@ -136,7 +136,10 @@ def _rematerialized(layer: Layer, options: DecoderOptions) -> Layer:
 def _constrain_residual(options: DecoderOptions, x: jax.Array) -> jax.Array:
     if options.residual_axes is None:
         return x
-    return jax.lax.with_sharding_constraint(x, PartitionSpec(*options.residual_axes))
+    constrained: jax.Array = jax.lax.with_sharding_constraint(
+        x, PartitionSpec(*options.residual_axes)
+    )
+    return constrained
 
 
 def _layer(options: DecoderOptions, weights: PyTree, x: jax.Array, rope: Rope | None) -> jax.Array:

@@ -96,18 +96,30 @@ def read_step(op: Any, before: DimAxes, sizes: Mapping[str, int]) -> tuple[Step,
     return Step(kind, axes, shards(after if told_after else before, sizes)), after
 
 
-def merge_reduce_and_slice(reduce_axes: Sequence[AxisRef], slice_step: Step | None) -> bool:
+def whole_axes(axes: Sequence[AxisRef], sizes: Mapping[str, int]) -> set[str]:
+    """The mesh axes that are all there, whole or in parts."""
+    parts: dict[str, int] = {}
+    for axis in axes:
+        parts[axis.name] = parts.get(axis.name, 1) * axis_size(axis, sizes)
+    return {name for name, size in parts.items() if size == sizes[name]}
+
+
+def merge_reduce_and_slice(
+    reduce_axes: Sequence[AxisRef], slice_step: Step | None, sizes: Mapping[str, int]
+) -> bool:
     """Whether an all-reduce followed by a slice is one reduce-scatter.
 
     The partitioner makes it one where every reduced axis is sliced over.
     """
     if slice_step is None or slice_step.kind != "all_slice":
         return False
-    return set(reduce_axes) <= set(slice_step.axes)
+    whole = whole_axes(slice_step.axes, sizes)
+    return all(axis.name in whole or axis in slice_step.axes for axis in reduce_axes)
 
 
 def compiled_step(step: Step, nbytes: float, mesh: LogicalMesh) -> tuple[StepKind, float]:
     """What the TPU compiler makes of a collective on a tensor of `nbytes`, and its seconds."""
     if step.kind == "all_slice":
         return step.kind, 0.0
-    return compiled_collective(step.kind, nbytes / step.divisor, step.axes, mesh)
+    kind, seconds = compiled_collective(step.kind, nbytes / step.divisor, step.axes, mesh)
+    return cast(StepKind, kind), seconds

@@ -20,5 +20,5 @@ def op_flops(graph: OpGraph, op: Op) -> float:
         out = graph.values[op.results[0]].shape
         kernel = graph.values[op.operands[1]].shape
         features = kernel[op.detail["kernel_output_feature"]]
-        return 2.0 * prod(out) * prod(kernel) / features
+        return 2.0 * float(prod(out)) * float(prod(kernel)) / float(features)
     return 0.0

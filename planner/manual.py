@@ -8,12 +8,11 @@ from math import prod
 
 import numpy as np
 
-from shardwright.cost_models.collectives import Collective
 from shardwright.hardware_profiles.mesh import AxisRef, LogicalMesh
-from shardwright.planner.collectives import Step
+from shardwright.planner.collectives import Step, StepKind
 from shardwright.planner.graph import Op, OpGraph, Value
 
-_KINDS: dict[str, Collective] = {
+_KINDS: dict[str, StepKind] = {
     "stablehlo.all_gather": "all_gather",
     "stablehlo.all_reduce": "all_reduce",
     "stablehlo.reduce_scatter": "reduce_scatter",

@@ -131,7 +131,8 @@ def _size(graph: OpGraph, op: Op, position: int) -> int:
 
 
 def _elements(dims: IntArray) -> FloatArray:
-    return dims.prod(axis=1).astype(np.float64)
+    elements: FloatArray = dims.prod(axis=1).astype(np.float64)
+    return elements
 
 
 def dot_kinds(rule: Rule) -> dict[str, tuple[int, ...]]:

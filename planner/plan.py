@@ -190,9 +190,9 @@ class Plan:
         platform = mesh.devices.flat[0].platform
         in_specs = [_partition_spec(t.spec) for t in self.data.program.inputs]
         out_specs = [_partition_spec(t.spec) for t in self.data.program.outputs]
-        in_tree = jax.tree.structure(args)
+        in_tree: Any = jax.tree.structure(args)
         with mesh_context(self.mesh_axes):
-            out_tree = jax.tree.structure(jax.eval_shape(fn, *args))
+            out_tree: Any = jax.tree.structure(jax.eval_shape(fn, *args))
         if out_tree.num_leaves != len(out_specs):
             raise InputError(
                 f"the function returns {out_tree.num_leaves} arrays and the planned one returned "
@@ -201,7 +201,7 @@ class Plan:
                 do=_PLAN_AGAIN,
             )
         with mesh_context(self.mesh_axes):
-            lowered = lower_for_planning(
+            lowered: jax.stages.Lowered = lower_for_planning(
                 fn,
                 args,
                 self.data.program.donate_argnums,
@@ -209,7 +209,7 @@ class Plan:
                 in_shardings=in_tree.unflatten([NamedSharding(mesh, s) for s in in_specs]),
                 out_shardings=out_tree.unflatten([NamedSharding(mesh, s) for s in out_specs]),
             )
-        module = lowered.compiler_ir("stablehlo")
+        module: Any = lowered.compiler_ir("stablehlo")
         with module.context:
             mlir.normalize(module)
             annotate(
@@ -277,7 +277,8 @@ class _PlannedFunction:
             self._shardings = [NamedSharding(self._mesh, spec) for spec in specs]
         else:
             self._plan._check_arguments(args)
-        leaves, tree = jax.tree.flatten(args)
+        leaves = jax.tree.leaves(args)
+        tree: Any = jax.tree.structure(args)
         return self._compiled(*tree.unflatten(jax.device_put(leaves, self._shardings)))
 
 

@@ -209,10 +209,10 @@ class _Builder:
         for node in self._nodes.nodes:
             if node.kind == OPERATION:
                 self._add_halos(node)
-        for op, value, step in manual_collectives(self._graph, self._mesh):
-            node = self._nodes.node_of_op[op.id]
-            _, seconds = compiled_step(step, value.nbytes, self._mesh)
-            self._exposed[node] = self._exposed[node] + op.trips * seconds
+        for op, array, step in manual_collectives(self._graph, self._mesh):
+            at = self._nodes.node_of_op[op.id]
+            _, seconds = compiled_step(step, array.nbytes, self._mesh)
+            self._exposed[at] = self._exposed[at] + op.trips * seconds
         for value, producer in self._nodes.producers.items():
             self._connect(value, producer)
         compute += [np.zeros(len(rows)) for rows in self._rows[len(compute) :]]
@@ -308,31 +308,25 @@ class _Builder:
         return node
 
     def _transfer(self, value: int, source: Port, target: Port, trips: float) -> None:
-        gathers, rest = self._table(value, source, target)
-        if value not in self._prefetch:
-            gathers, rest = None, rest + gathers
-        elif not gathers.any():
-            gathers = None
+        gathers, exposed = self._table(value, source, target)
         if source.node == target.node:
             # Within one node both sides are the same strategy.
-            diagonal = np.arange(len(self._rows[source.node]))
-            extra = rest[diagonal, diagonal]
-            if gathers is not None:
-                extra = extra + gathers[diagonal, diagonal]
+            extra = np.diagonal(gathers + exposed)
             self._exposed[source.node] = self._exposed[source.node] + trips * extra
             return
-        if gathers is None and not rest.any():
-            return
-        scaled = None if gathers is None else trips * gathers
-        self._transfers.append(Transfer(source.node, target.node, scaled, trips * rest))
+        hides = value in self._prefetch and bool(gathers.any())
+        if not hides:
+            exposed = exposed + gathers
+        if hides or exposed.any():
+            ahead = trips * gathers if hides else None
+            self._transfers.append(Transfer(source.node, target.node, ahead, trips * exposed))
 
     def _table(self, value: int, source: Port, target: Port) -> tuple[FloatArray, FloatArray]:
         tensor = self._graph.values[value]
-        rank = len(tensor.shape)
-        nbytes = tensor.nbytes
+        shape, nbytes = tensor.shape, tensor.nbytes
         from_rows, to_rows = self._rows[source.node], self._rows[target.node]
         before, after = codes(from_rows, source.dims), codes(to_rows, target.dims)
-        gather, rest = self._costs.tables(rank, nbytes)
+        gather, rest = self._costs.tables(shape, nbytes)
         pick = np.ix_(before, after)
         gathers, others = gather[pick], rest[pick]
         if source.partial:
@@ -340,7 +334,7 @@ class _Builder:
             _, added_up = self._sums.get(value, (value, 1))
             for mask in np.unique(masks[masks > 0]):
                 at = masks == mask
-                extra = self._costs.partial_table(rank, nbytes, int(mask))
+                extra = self._costs.partial_table(shape, nbytes, int(mask))
                 others[at] += extra[np.ix_(before[at], after)] / added_up
         return gathers, others
 
@@ -354,7 +348,7 @@ class _Builder:
         made = codes(rows, producer.dims)
         trips = self._graph.value_trips(value)
         for mask in np.unique(masks[masks > 0]):
-            table = self._costs.partial_table(len(tensor.shape), tensor.nbytes, int(mask))
+            table = self._costs.partial_table(tensor.shape, tensor.nbytes, int(mask))
             extra = np.where(masks == mask, trips * table[made, made], 0.0)
             self._exposed[producer.node] = self._exposed[producer.node] + extra
 
