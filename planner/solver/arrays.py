@@ -25,7 +25,7 @@ class Arrays(NamedTuple):
       table: shape (entries,); BIG where forbidden.
       to_a, to_b: shape (E + 1,), offsets of the message of each edge to its two ends.
       incident_first, incident_split, incident: edges of each node n, first those to earlier nodes
-        [incident_first[n], incident_split[n]), then those to later ones, up to incident_first[n + 1].
+        [incident_first[n], incident_split[n]), then to later ones, up to incident_first[n + 1].
       term_first: shape (N + 1,), offsets of the memory terms of each node.
       term_node, term_start, term_end: shape (M,).
       usage_first: shape (M + 1,), offsets of `usage`.

@@ -62,7 +62,7 @@ class Dual:
             self._sweep()
 
     def ascend(self, iterations: int, upper: float = np.inf) -> None:
-        """Improve the bound; `upper` is the cost of a known solution, which sets the step length."""
+        """Improve the bound; `upper`, the cost of a known solution, sets the step length."""
         self.best = None
         for _ in range(iterations):
             value = max(self._sweep()) - float(self._trial @ self.arrays.slack)
@@ -97,8 +97,8 @@ class Dual:
     def pair_bounds(self, edge: int) -> FloatArray:
         """After `settle`: for each pair of an edge, a lower bound on the cost of what contains it.
 
-        After a backward pass an edge keeps its table less both messages plus the share that its later
-        end sent back; each node keeps what it did not send. All are at least zero over the bound.
+        After a backward pass an edge keeps its table less both messages plus the share that its
+        later end sent back; a node keeps what it did not send. All are at least 0 over the bound.
         """
         g = self.arrays
         a, b = int(g.edge_a[edge]), int(g.edge_b[edge])
@@ -116,7 +116,7 @@ class Dual:
         g = self.arrays
         earlier = g.incident_split[node] - g.incident_first[node]
         later = g.incident_first[node + 1] - g.incident_split[node]
-        return 1.0 / max(earlier, later, 1)
+        return 1.0 / float(max(earlier, later, 1))
 
     def _rest(self, node: int) -> float:
         g = self.arrays

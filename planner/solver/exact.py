@@ -21,7 +21,7 @@ _LP_ERROR = 1e-7
 
 @dataclass(frozen=True)
 class ExactResult:
-    """Best choices by node of the arrays (None where none was found) and a lower bound on the cost."""
+    """Best choices by node of the arrays (None where none was found), and a lower bound."""
 
     choice: IntArray | None
     bound: float

@@ -5,7 +5,8 @@ They take the flat arrays of `arrays.Arrays` as `g`, release the interpreter loc
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
 
 import numba
 import numpy as np
@@ -16,7 +17,13 @@ from shardwright.planner.solver.problem import FloatArray
 
 # Sums may be reordered for speed; infinities are not assumed away, for they start the minima.
 _FAST = {"reassoc", "nsz", "arcp", "contract", "nnan"}
-_kernel: Any = numba.njit(cache=True, nogil=True, fastmath=_FAST, boundscheck=False)
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def _kernel(function: _Function) -> _Function:
+    """Compile without the interpreter lock; keep the machine code on disk."""
+    compiled = numba.njit(cache=True, nogil=True, fastmath=_FAST)(function)
+    return cast("_Function", compiled)
 
 
 @_kernel
@@ -136,9 +143,9 @@ def sweep(
 ) -> tuple[float, float]:
     """A forward and a backward pass of sequential tree-reweighted message passing (TRW-S).
 
-    Returns the lower bounds that the two passes prove. `choice` receives a rounding: each node's best
-    strategy for the choices of earlier neighbours and the messages of later ones. `beliefs` receives
-    by how much, at least, a solution with each strategy costs more than the bound of the first pass.
+    Returns the lower bounds that the two passes prove. `choice` receives a rounding: each node's
+    best strategy for the choices of earlier neighbours and the messages of later ones. `beliefs`
+    receives by how much, at least, what contains a strategy exceeds the bound of the first pass.
 
     Source: Kolmogorov, Convergent tree-reweighted message passing for energy minimization (PAMI
       2006), section 3 and figure 3.
@@ -376,9 +383,9 @@ def forest_search(
 ) -> tuple[float, float]:
     """Large-neighbourhood search: re-solve random induced forests exactly, `moves` times.
 
-    A move frees a forest, fixes the rest, and prices memory; where the best choices break the memory
-    limit, prices rise at the points broken, and it is solved again. It is kept where it costs no more
-    and fits; until something fits, where it is less over the limit.
+    A move frees a forest, fixes the rest, and prices memory; where the best choices break the
+    memory limit, prices rise at the points broken, and it is solved again. It is kept where it
+    costs no more and fits; until something fits, where it is less over the limit.
 
     Args:
       choice: the start, and the result.

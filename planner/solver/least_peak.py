@@ -80,9 +80,10 @@ def _until(deadline: float, share: float) -> float:
 def _cheap_in_memory(problem: Problem) -> Problem:
     """The problem without limit, where a choice costs its bytes times the time they are held."""
     free = _free(problem)
-    costs = [costs.copy() for costs in free.costs]
+    costs = [as_costs(costs) for costs in free.costs]
     for term in problem.memory:
-        costs[term.node] += term.usage * float(max(term.end - term.start, 0))
+        held = float(max(term.end - term.start, 0))
+        costs[term.node] = costs[term.node] + held * term.usage.astype(np.float64)
     return dataclasses.replace(free, costs=tuple(costs), memory_limit=None)
 
 

@@ -37,7 +37,7 @@ def move_least_usage(network: Network) -> None:
 
 
 def prune_by_memory(network: Network) -> set[int]:
-    """Drop strategies that do not fit even when all other nodes use their least; the nodes touched."""
+    """Drop strategies that do not fit though all other nodes use their least; nodes touched."""
     lowest = RangeMinimum(network.slack)
     touched = set()
     for node, terms in enumerate(network.terms):
@@ -127,4 +127,4 @@ class RangeMinimum:
         """Minimum over [start, end), which must not be empty."""
         level = (end - start).bit_length() - 1
         row = self.levels[level]
-        return min(row[start], row[end - (1 << level)])
+        return float(min(row[start], row[end - (1 << level)]))

@@ -10,6 +10,7 @@ import datetime
 import math
 import time
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import scipy.sparse
@@ -48,8 +49,8 @@ class MipModel:
         edge = np.searchsorted(arrays.edge_first, pair, side="right") - 1
         row, column = np.divmod(pair - arrays.edge_first[edge], sizes[arrays.edge_b[edge]])
         rounded = np.arange(len(pair)) + strategies
-        # One row a node (its strategies sum to 1), then one a strategy at each end of each edge (its
-        # pairs sum to it).
+        # One row a node (its strategies sum to 1), then one a strategy at each end of each edge
+        # (its pairs sum to it).
         node_of = np.repeat(np.arange(len(sizes)), sizes)
         at_a = len(sizes) + arrays.to_a[edge] + row
         at_b = len(sizes) + arrays.to_a[-1] + arrays.to_b[edge] + column
@@ -180,7 +181,7 @@ class MipModel:
         slack = self.arrays.slack
         over = self.usage(picks) - slack
         over[over <= tolerance * np.maximum(slack, 1.0)] = 0.0
-        found = []
+        found: list[int] = []
         while len(found) < _ROWS_PER_ROUND and over.any():
             worst = int(np.argmax(over))
             found.append(worst)
@@ -207,9 +208,7 @@ class MipModel:
     def choice(self, picks: FloatArray) -> IntArray:
         """The strategy of each node with the largest value."""
         first = self.arrays.first
-        return np.array(
-            [int(np.argmax(picks[a:b])) for a, b in zip(first[:-1], first[1:], strict=True)]
-        )
+        return np.array([int(np.argmax(picks[a:b])) for a, b in pairwise(first)])
 
     def indicator(self, choice: IntArray) -> FloatArray:
         """1 at the chosen strategies, shape (strategies,)."""

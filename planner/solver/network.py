@@ -1,4 +1,4 @@
-"""The working copy of a problem that reductions shrink, and the way back to the original choices."""
+"""The working copy of a problem that reductions shrink, and the way back to its choices."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def join_intervals(terms: Iterable[Term]) -> list[Term]:
 
 @dataclass(frozen=True)
 class Restriction:
-    """`node` kept the old strategies `kept`; `forward[old]` is the new one that does as well, or -1."""
+    """`node` kept the strategies `kept`; `forward[old]` is a new one that does as well, or -1."""
 
     node: int
     kept: IntArray
@@ -101,10 +101,10 @@ class Network:
 
     Attributes:
       unary: cost by strategy, None for a node that left.
-      tables: for each node, its neighbours and the cost table (own strategies, theirs). The two ends
-        share one buffer (one is the transpose of the other).
+      tables: for each node, its neighbours and the cost table (own strategies, theirs). The two
+        ends share one buffer (one is the transpose of the other).
       terms: memory by node, each with a least usage of zero.
-      slack: bytes left at each time point when each node uses its least; empty where memory is free.
+      slack: bytes left at each time point when each node uses its least; empty without a limit.
       times: the original number of each time point.
       constant: cost of what was decided.
       changed: nodes whose strategies, edges or memory changed since `reduce` looked for dominance.
@@ -174,7 +174,7 @@ class Network:
         self.changed |= {a, b}
 
     def restrict(self, node: int, keep: NDArray[np.bool_], forward: IntArray | None = None) -> None:
-        """Keep some strategies of a node. `forward` maps each old one to an old one that does as well."""
+        """Keep some strategies of a node; `forward[old]` is an old one that does as well."""
         kept = np.flatnonzero(keep)
         if not len(kept):
             raise NoFeasibleChoiceError
@@ -193,7 +193,7 @@ class Network:
             self.terms[node] = [Indexed(kept, tuple(self.terms[node]))]
 
     def eliminate(self, node: int, parents: tuple[int, ...], table: IntArray) -> None:
-        """Take out a node whose choice follows from `parents`; costs and memory are the caller's."""
+        """Take out a node that follows `parents`; its costs and memory are the caller's to move."""
         for other in list(self.tables[node]):
             self.drop_table(node, other)
         self.unary[node] = None

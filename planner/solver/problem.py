@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from shardwright.errors import InputError
 
 FORBIDDEN = 10**18
-"""In integer tables an entry this large or larger is forbidden (google/iopddl, ASPLOS 2025 contest)."""
+"""In integer tables, entries from this on are forbidden (google/iopddl, ASPLOS 2025 contest)."""
 
 FloatArray = NDArray[np.float64]
 CostArray = NDArray[np.float64] | NDArray[np.int64]
@@ -87,8 +88,8 @@ class Evaluation:
     """What a vector of choices costs.
 
     `cost` is an exact int where every table is of integers, else the correctly rounded float sum;
-    inf where a forbidden entry is chosen. `peak` is in bytes, reached first at `peak_time` (-1 where
-    the problem has no memory).
+    inf where a forbidden entry is chosen. `peak` is in bytes, reached first at `peak_time` (-1
+    where the problem has no memory).
     """
 
     cost: float
@@ -127,11 +128,13 @@ def memory_profile(problem: Problem, choices: Sequence[int]) -> CostArray:
             steps[term.end] -= used
     profile = np.cumsum(steps)[:-1]
     if problem.base_memory is not None:
-        profile[: len(problem.base_memory)] += problem.base_memory
-    return profile
+        base = np.zeros_like(profile)
+        base[: len(problem.base_memory)] = problem.base_memory
+        return cast("CostArray", profile + base)
+    return cast("CostArray", profile)
 
 
-def _exact_sum(values: Sequence[np.generic]) -> float:
+def _exact_sum(values: Sequence[Any]) -> float:
     """Sum without rounding on the way; inf where any value is forbidden."""
     if any(v >= FORBIDDEN if v.dtype.kind in "iu" else math.isinf(v) for v in values):
         return math.inf

@@ -66,7 +66,7 @@ def _size(network: Network) -> int:
 
 
 def forbid_unsupported(network: Network, nodes: Iterable[int]) -> None:
-    """Drop strategies that are forbidden, or without an allowed partner at some edge (arc consistency)."""
+    """Drop strategies forbidden, or without an allowed partner at an edge (arc consistency)."""
     queue = [node for node in nodes if network.unary[node] is not None]
     waiting = set(queue)
     while queue:
@@ -85,7 +85,7 @@ def forbid_unsupported(network: Network, nodes: Iterable[int]) -> None:
 
 
 def drop_dominated(network: Network, expired: Callable[[], bool]) -> None:
-    """Drop each strategy that another one of its node can replace whatever the neighbours choose."""
+    """Drop each strategy that another of its node can replace whatever the neighbours choose."""
     changed, network.changed = sorted(network.changed), set()
     for node in changed:
         if expired():
@@ -143,7 +143,7 @@ def _spread(columns: int) -> NDArray[np.int64]:
 def _least_difference(
     table: NDArray[np.float64], s: NDArray[np.int64], t: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    """The least that row s costs more than row t in any column; a pair forbidden for both is none."""
+    """The least that row s costs more than row t in any column not forbidden for both."""
     with np.errstate(invalid="ignore"):
         difference = table[s] - table[t]
     difference[np.isnan(difference)] = np.inf
@@ -159,9 +159,8 @@ def shrink_graph(network: Network) -> None:
     while work.edges or work.nodes:
         if work.edges:
             a, b = work.edges.popitem()[0]
-            if b in network.tables[a]:
-                if not _drop_separable(network, a, b, work):
-                    _merge(network, a, b, work)
+            if b in network.tables[a] and not _drop_separable(network, a, b, work):
+                _merge(network, a, b, work)
         else:
             node = work.nodes.popitem()[0]
             if network.unary[node] is not None:

@@ -1,9 +1,9 @@
 """The search on problems too large to hand to a MIP solver at once.
 
-Rounds of two tasks side by side: the dual raises the lower bound, forests improve the solution. As the
-gap closes, what is proven too expensive is removed and the rest reduced again, until the MIP solver
-can finish it. Work in a round is counted, not timed, so that a seed gives the same rounds; time only
-decides when to stop.
+Rounds of two tasks side by side: the dual raises the lower bound, forests improve the solution. As
+the gap closes, what is proven too expensive is removed and the rest reduced again, until the MIP
+solver can finish it. Work in a round is counted, not timed, so that a seed gives the same rounds;
+only the end, and how long a MIP may take, are matters of time.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shardwright.planner.solver.arrays import Arrays, to_arrays
 from shardwright.planner.solver.dual import Dual
@@ -21,6 +22,7 @@ from shardwright.planner.solver.exact import solve_exact
 from shardwright.planner.solver.fixing import fix_by_bound
 from shardwright.planner.solver.incumbent import PROVEN, Incumbent, relative_gap
 from shardwright.planner.solver.kernels import forest_search
+from shardwright.planner.solver.neighbourhood import around, promising, search_within
 from shardwright.planner.solver.network import IntArray, Network, NoFeasibleChoiceError
 from shardwright.planner.solver.problem import FloatArray
 from shardwright.planner.solver.reductions import reduce
@@ -30,6 +32,8 @@ _DUAL_WORK = 1e8
 _FOREST_WORK = 2e8
 _NEARBY = 200
 _POINTS = 20
+_NEIGHBOURHOOD_ENTRIES = 60_000
+_NEIGHBOURHOOD_SECONDS = 10.0
 _WORTH_REDUCING = 0.1
 
 
@@ -60,6 +64,8 @@ class Search:
         self._on_progress = on_progress
         self._workers = workers
         self._round = 0
+        self._round_seconds = 0.0
+        self._neighbourhoods = 0
         self._prices: dict[int, float] = {}
 
     def run(self) -> None:
@@ -94,14 +100,28 @@ class Search:
         current = self._start(arrays)
         rounding: IntArray | None = None
         fixed_at = math.inf
+        stuck = False
         while not self._done():
+            began = time.perf_counter()
             self._round += 1
             cost, bound = self._incumbent.cost, self.bound
             seed = self._seed * 1_000_003 + self._round
+            keep = self._neighbourhood(arrays, dual, current, seed) if stuck else None
             ascent = pool.submit(dual.ascend, iterations, cost - constant)
             scale = 1e-3 * abs(dual.bound) if math.isfinite(dual.bound) else 0.0
             starts = [start for start in (current, rounding) if start is not None]
-            if starts:
+            if keep is not None and current is not None:
+                within = search_within(
+                    self._network,
+                    arrays,
+                    keep,
+                    current,
+                    time_limit_s=min(_NEIGHBOURHOOD_SECONDS, self._left()),
+                    seed=self._seed,
+                )
+                current = current if within is None else within
+                self._offer(arrays, current)
+            elif starts:
                 descent = pool.submit(
                     _improve, arrays, starts, dual.prices.copy(), scale, moves, seed
                 )
@@ -116,20 +136,38 @@ class Search:
                 zip(self._network.times.tolist(), dual.prices.tolist(), strict=True)
             )
             self._on_progress(self.bound)
+            self._round_seconds = time.perf_counter() - began
             gap = self._relative_gap()
             slow = self._incumbent.cost == cost and self.bound - bound < 0.05 * (
                 self._incumbent.cost - self.bound
             )
-            if self._done() or not (gap < 0.5 * fixed_at or slow):
+            # Forests and neighbourhoods take turns for as long as neither gets far.
+            stuck = slow and not stuck and self._incumbent.found
+            if self._done() or not (gap < 0.5 * fixed_at or (slow and gap < 0.95 * fixed_at)):
+                if slow and entries <= EXACT_ENTRIES:
+                    self._finish(arrays, dual)
                 continue
             if self._incumbent.found:
                 fixed_at = gap
                 forbidden = fix_by_bound(self._network, dual, self._incumbent.cost - constant)
                 if forbidden > _WORTH_REDUCING * entries:
-                    reduce(self._network)
+                    reduce(self._network, lambda: self._left() <= 0)
                     return
-            if slow and entries <= EXACT_ENTRIES:
-                self._finish(arrays, dual)
+
+    def _neighbourhood(
+        self, arrays: Arrays, dual: Dual, current: IntArray | None, seed: int
+    ) -> NDArray[np.bool_] | None:
+        """What to keep for the next neighbourhood: around a node, or what the dual promises."""
+        if current is None or len(arrays.table) <= EXACT_ENTRIES:
+            return None
+        if self._neighbourhoods % 4 == 0:
+            size = _NEIGHBOURHOOD_ENTRIES * (1 + self._neighbourhoods // 8)
+            keep = promising(arrays, dual.settle(3), current, size)
+        else:
+            rng = np.random.default_rng(seed)
+            keep = around(arrays, current, _NEIGHBOURHOOD_ENTRIES, rng)
+        self._neighbourhoods += 1
+        return keep
 
     def _finish(self, arrays: Arrays, dual: Dual) -> None:
         """Let the MIP solver work on what is left, for the rest of the time."""
@@ -174,7 +212,8 @@ class Search:
         return self._deadline - time.perf_counter()
 
     def _done(self) -> bool:
-        return self._left() <= 0 or self._relative_gap() <= self._gap
+        # A round that would not end in time is not begun.
+        return self._left() <= self._round_seconds or self._relative_gap() <= self._gap
 
 
 def _improve(

@@ -109,7 +109,7 @@ def _search_to(
     options: _Options,
     report: Callable[[float], None],
 ) -> float:
-    """Improve the incumbent until proven or the deadline; the bound, inf where nothing is feasible."""
+    """Improve the incumbent until proven or the deadline; the bound, inf where nothing fits."""
     started = time.perf_counter()
     try:
         network = Network(problem)
