@@ -21,7 +21,14 @@ import typer
 from shardwright import cli_inputs as inputs
 from shardwright import cli_options as options
 from shardwright import cli_specs as specs
-from shardwright.cli_console import make_console, print_error, print_note, print_view, result_width
+from shardwright.cli_console import (
+    accept_any_text,
+    make_console,
+    print_error,
+    print_note,
+    print_view,
+    result_width,
+)
 from shardwright.errors import DoesNotFitError, InputError, ShardwrightError
 from shardwright.version import VERSION
 
@@ -363,9 +370,7 @@ def _usage(error: typer.TyperException) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line and returns its exit code; never raises."""
     arguments = list(sys.argv[1:] if argv is None else argv) or ["--help"]
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")
+    accept_any_text()
     try:
         code = app(arguments, prog_name="shardwright", standalone_mode=False)
         sys.stdout.flush()

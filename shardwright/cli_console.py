@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+import codecs
 import os
 import sys
 
 from rich.console import Console, RenderableType
 
 _WIDTH_OF_FILES = 100
+_PLAIN = {"█": "#", "▒": "+", "░": ".", "─": "-", "…": "...", "µ": "u", "≥": ">="}
+
+
+def _plain(error: UnicodeError) -> tuple[str, int]:
+    """Replaces characters that a stream's encoding lacks."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    lacking = error.object[error.start : error.end]
+    return "".join(_PLAIN.get(character, "?") for character in lacking), error.end
+
+
+def accept_any_text() -> None:
+    """Makes printing succeed whatever the encoding of stdout and stderr."""
+    codecs.register_error("shardwright_plain", _plain)
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="shardwright_plain")
 
 
 def make_console(*, stderr: bool = False, width: int | None = None) -> Console:

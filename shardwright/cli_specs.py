@@ -103,7 +103,7 @@ def partition_spec(spec: Spec) -> PartitionSpec:
     """A spec for JAX."""
     from jax.sharding import PartitionSpec
 
-    return PartitionSpec(*spec)  # type: ignore[no-untyped-call]
+    return PartitionSpec(*spec)
 
 
 def read_spec_file(path: Path) -> dict[str, Spec]:

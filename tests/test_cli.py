@@ -120,6 +120,18 @@ def test_show_prints_what_plan_printed(planned):
     assert [line for line in again.splitlines() if "MFU" not in line][1:] == same
 
 
+def test_show_is_readable_where_stdout_is_ascii(planned):
+    path, _, _ = planned
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    with contextlib.redirect_stdout(stream):
+        assert main(["show", str(path)]) == 0
+    stream.flush()
+    text = stream.buffer.getvalue().decode("ascii")
+    (line,) = [line for line in text.splitlines() if "step time" in line]
+    assert line.count("#") + line.count("+") == 40
+    assert "?" not in text
+
+
 def test_show_json_is_the_plan(planned):
     path, _, _ = planned
     code, out, _ = run("show", path, "--json")
