@@ -249,7 +249,7 @@ class _Reader:
         if len(users) != 1 or users[0].name != "sdy.all_slice":
             return False
         sliced, _ = read_step(users[0], sharding, self._sizes)
-        return merge_reduce_and_slice(reduce.axes, sliced)
+        return merge_reduce_and_slice(reduce.axes, sliced, self._sizes)
 
     def _readers(self, value: Any) -> list[int]:
         """Operations that read a value, looking through collectives."""

@@ -283,15 +283,25 @@ class _Builder:
         others = {use.port.node for use in uses} - {producer.node}
         # Partial sums are added up once, whoever reads them.
         if len(others) < 2 and not (producer.partial and len(uses) > 1):
-            for use in uses:
-                self._transfer(value, producer, use.port, use.trips)
+            self._transfers_to(value, producer, uses)
             return
         copy = self._add_copy(value, tuple(uses))
         port = Port(copy, value, tuple((d,) for d in range(len(self._graph.values[value].shape))))
         # A branch may read it less often, but it is made where the value is.
-        self._transfer(value, producer, port, self._graph.value_trips(value))
+        self._transfer(value, producer, port, np.full(1, self._graph.value_trips(value)))
+        self._transfers_to(value, port, uses)
+
+    def _transfers_to(self, value: int, source: Port, uses: Sequence[Use]) -> None:
+        demanded: dict[int, list[IntArray]] = {}
         for use in uses:
-            self._transfer(value, port, use.port, use.trips)
+            earlier = demanded.setdefault(use.port.node, [])
+            wanted = codes(self._rows[use.port.node], use.port.dims)
+            # A node that reads a value in two ways may need one sharding for both.
+            again = np.zeros(len(wanted), dtype=bool)
+            for other in earlier:
+                again |= other == wanted
+            self._transfer(value, source, use.port, use.trips * ~again)
+            earlier.append(wanted)
 
     def _distinct_uses(self, value: int) -> list[Use]:
         found: dict[tuple[int, DimFactors], Use] = {}
@@ -307,7 +317,8 @@ class _Builder:
         self._copies.append(Copy(node, value, uses))
         return node
 
-    def _transfer(self, value: int, source: Port, target: Port, trips: float) -> None:
+    def _transfer(self, value: int, source: Port, target: Port, trips: FloatArray) -> None:
+        """Adds the seconds of a reshard that runs `trips` times, by strategy of the target."""
         gathers, exposed = self._table(value, source, target)
         if source.node == target.node:
             # Within one node both sides are the same strategy.
