@@ -33,6 +33,8 @@ def dtype_bytes(dtype: str) -> float:
     name = dtype.lower()
     if name in ("i1", "bool", "pred"):
         return 1.0
+    if name.startswith("complex<"):
+        return 2 * dtype_bytes(name.removeprefix("complex<").removesuffix(">"))
     match = _BITS.match(name)
     if match is None:
         raise InputError(
