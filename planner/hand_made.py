@@ -29,7 +29,7 @@ def evaluate(
     mesh: Mapping[str, int],
     in_specs: Any,
     out_specs: Any = None,
-    donate_argnums: Sequence[int] = (),
+    donate_argnums: int | Sequence[int] = (),
     model_flops: float | None = None,
     chip: ChipProfile | None = None,
 ) -> EstimateModel:

@@ -50,7 +50,7 @@ def plan(
     fn: Callable[..., Any] | Program,
     *args: Any,
     topology: str,
-    donate_argnums: Sequence[int] = (),
+    donate_argnums: int | Sequence[int] = (),
     mesh: Mapping[str, int] | None = None,
     pinned: Mapping[str, PartitionSpec] | None = None,
     memory_fraction: float = 0.9,
@@ -114,15 +114,13 @@ def plan(
         time_limit_s=time_limit_s,
         seed=seed,
     )
-    return _make_plan(
-        prepared, found, options, tuple(donate_argnums), model_flops, time.monotonic() - started
-    )
+    return _make_plan(prepared, found, options, model_flops, time.monotonic() - started)
 
 
 def _program(
     fn: Callable[..., Any] | Program,
     args: Sequence[Any],
-    donate_argnums: Sequence[int],
+    donate_argnums: int | Sequence[int],
     mesh: Mapping[str, int] | None,
 ) -> Program:
     if isinstance(fn, Program):
@@ -150,7 +148,6 @@ def _make_plan(
     prepared: Prepared,
     found: SearchResult,
     options: OptionsModel,
-    donate_argnums: Sequence[int],
     model_flops: float | None,
     seconds: float,
 ) -> Plan:
@@ -171,7 +168,7 @@ def _make_plan(
                 inputs=tensors(program.inputs, best.in_shardings),
                 outputs=tensors(program.outputs, best.out_shardings),
                 aliases=sorted(program.aliases.items()),
-                donate_argnums=list(donate_argnums),
+                donate_argnums=list(program.donate_argnums),
                 in_tree=tree_text(program.in_tree),
                 out_tree=tree_text(program.out_tree),
             ),

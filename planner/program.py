@@ -46,6 +46,7 @@ class Program:
       inputs: the arguments of main in order.
       outputs: the results of main in order.
       aliases: output index -> input index whose buffer it takes over (donated state).
+      donate_argnums: the positional arguments of the function that are donated.
       in_tree: the pytree of the arguments, or None where the input had none.
       out_tree: the pytree of the result, or None.
       mesh_axes: the mesh that shardings inside the program name, or None.
@@ -61,6 +62,7 @@ class Program:
     out_tree: Any = field(repr=False)
     mesh_axes: dict[str, int] | None
     fingerprint: str
+    donate_argnums: tuple[int, ...] = ()
 
     @contextmanager
     def module(self) -> Iterator[Any]:
@@ -69,18 +71,22 @@ class Program:
             yield ir.Module.parse(self.bytecode)
 
     @staticmethod
-    def trace(fn: Callable[..., Any], *args: Any, donate_argnums: Sequence[int] = ()) -> Program:
+    def trace(
+        fn: Callable[..., Any], *args: Any, donate_argnums: int | Sequence[int] = ()
+    ) -> Program:
         """Traces a function for TPU; nothing is computed and no array is allocated.
 
         Args:
           fn: a function of arrays; state that it returns updated should be donated.
           args: arrays or `jax.ShapeDtypeStruct`s, in any pytrees.
-          donate_argnums: positional arguments whose buffers the outputs take over.
+          donate_argnums: positional arguments whose buffers the outputs take over, besides those
+            that a function from `jax.jit` donates by itself.
 
         Raises:
           InputError: the function does not trace with these arguments.
         """
-        lowered = lower_for_planning(fn, args, donate_argnums)
+        donated = _donated(fn, args, donate_argnums)
+        lowered = lower_for_planning(fn, args, donated)
         return _from_module(
             lowered.compiler_ir("stablehlo").operation.get_asm(enable_debug_info=True),
             name=function_name(fn),
@@ -88,6 +94,7 @@ class Program:
             out_paths=_paths(lowered.out_info),
             in_tree=jax.tree.structure(args),
             out_tree=jax.tree.structure(lowered.out_info),
+            donate_argnums=donated,
         )
 
     @staticmethod
@@ -176,17 +183,41 @@ def lower_for_planning(
     Raises:
       InputError: the function does not trace with these arguments.
     """
-    try:
+    with _user_errors(fn):
         jitted = jax.jit(fn, donate_argnums=tuple(donate_argnums), keep_unused=True, **jit_options)
         return jitted.trace(*args).lower(lowering_platforms=(platform,))
+
+
+def _donated(
+    fn: Callable[..., Any], args: Sequence[Any], asked: int | Sequence[int]
+) -> tuple[int, ...]:
+    """The arguments that are donated, by the caller or by a function that is jitted already."""
+    donated = {asked} if isinstance(asked, int) else set(asked)
+    if isinstance(fn, jax.stages.Wrapped):
+        with _user_errors(fn):
+            info, _ = fn.trace(*args).args_info
+        leaves = (jax.tree.leaves(arg, is_leaf=lambda x: hasattr(x, "donated")) for arg in info)
+        donated.update(i for i, arg in enumerate(leaves) if any(leaf.donated for leaf in arg))
+    return tuple(sorted(donated))
+
+
+@contextmanager
+def _user_errors(fn: Callable[..., Any]) -> Iterator[None]:
+    """Tells what goes wrong in tracing a function as an InputError."""
+    try:
+        yield
     except Exception as error:  # whatever the user's function raises
         reason = next((line for line in str(error).splitlines() if line.strip()), "")
+        what = "the function does not trace with these arguments"
+        do = (
+            "Pass arrays or jax.ShapeDtypeStructs shaped like the real arguments, and bind "
+            "static arguments with functools.partial"
+        )
+        if "different from the lowering platform" in reason:
+            what = "the function calls back to Python, which cannot be lowered for another platform"
+            do = "Leave out jax.debug.print and other callbacks for planning"
         raise InputError(
-            f"the function does not trace with these arguments: "
-            f"{type(error).__name__}: {reason[:400]}",
-            where=function_name(fn),
-            do="Pass arrays or jax.ShapeDtypeStructs shaped like the real arguments, and bind "
-            "static arguments with functools.partial",
+            f"{what}: {type(error).__name__}: {reason[:400]}", where=function_name(fn), do=do
         ) from error
 
 
@@ -202,6 +233,7 @@ def _from_module(
     out_paths: list[str] | None,
     in_tree: Any = None,
     out_tree: Any = None,
+    donate_argnums: tuple[int, ...] = (),
 ) -> Program:
     where = name or "program"
     with mlir.new_context() as context:
@@ -226,6 +258,7 @@ def _from_module(
             out_tree=out_tree,
             mesh_axes=program_mesh(module),
             fingerprint=hashlib.sha256(asm.encode()).hexdigest(),
+            donate_argnums=donate_argnums,
         )
 
 
