@@ -93,6 +93,45 @@ def main_function(module: Any) -> Any:
     raise InputError("the module has no function called main", where="program")
 
 
+def check_functions(module: Any) -> None:
+    """Checks that a module can be inlined: whole bodies without branches, and no recursion.
+
+    Raises:
+      InputError: a function has no body or several blocks, or calls itself.
+    """
+    callees: dict[str, set[str]] = {}
+    for op in module.body.operations:
+        if op.operation.name != "func.func":
+            continue
+        name = symbol_name(op)
+        blocks = list(op.operation.regions[0].blocks)
+        if len(blocks) != 1:
+            raise InputError(
+                f"the function {name} has {len(blocks)} blocks in its body, and one is needed",
+                where="program",
+                do="Pass StableHLO as JAX lowers it, with structured control flow",
+            )
+        callees[name] = set(_called(blocks[0]))
+    while leaves := [name for name, called in callees.items() if not called & callees.keys()]:
+        for name in leaves:
+            del callees[name]
+    if callees:
+        raise InputError(
+            f"the functions {', '.join(callees)} call each other in a circle",
+            where="program",
+            do="Write the repetition as a loop",
+        )
+
+
+def _called(block: Any) -> Iterator[str]:
+    for op in walk_block(block):
+        if op.name == "func.call":
+            yield str(ir.FlatSymbolRefAttr(op.attributes["callee"]).value)
+        for region in op.regions:
+            for inner in region.blocks:
+                yield from _called(inner)
+
+
 def symbol_name(op: Any) -> str:
     """The symbol that an operation defines."""
     return str(ir.StringAttr(op.operation.attributes["sym_name"]).value)
@@ -109,6 +148,7 @@ def normalize(module: Any) -> None:
     Calls are flattened first (each call gets its own copy of its function), since one function's
     tensors may need different shardings at different calls. Then every body moves to its call.
     """
+    check_functions(module)
     run_passes(module, FLATTEN_CALLS)
     functions = {
         symbol_name(op): op for op in module.body.operations if op.operation.name == "func.func"

@@ -240,6 +240,7 @@ def _from_module(
         module = _parse(context, source, where)
         main = mlir.main_function(module)
         mlir.normalize(module)
+        _check_shapes(mlir.entry_block(main), where)
         arguments = list(mlir.entry_block(main).arguments)
         results = list(mlir.last_operation(mlir.entry_block(main)).operands)
         inputs = _tensors(arguments, in_paths, "arg", where)
@@ -294,9 +295,25 @@ def _tensors(
             raise InputError(
                 f"{path} has type {type_}, and only tensors of known shape can be planned",
                 where=where,
+                do="Lower the program with concrete shapes",
             )
         tensors.append(Tensor(path, tuple(type_.shape), str(type_.element_type)))
     return tuple(tensors)
+
+
+def _check_shapes(block: Any, where: str) -> None:
+    for op in mlir.walk_block(block):
+        for result in op.results:
+            type_ = result.type
+            if isinstance(type_, ir.RankedTensorType) and not type_.has_static_shape:
+                raise InputError(
+                    f"{op.name} makes a {type_}, and only tensors of known shape can be planned",
+                    where=mlir.source_line(op) or where,
+                    do="Lower the program with concrete shapes",
+                )
+        for region in op.regions:
+            for inner in region.blocks:
+                _check_shapes(inner, where)
 
 
 def _aliases(main: Any, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...]) -> dict[int, int]:
