@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from shardwright.planner.collectives import DimAxes
 from shardwright.planner.graph import OpGraph, OpKey
-from shardwright.planner.nodes import Port, Use, is_trivial
+from shardwright.planner.nodes import NodeGraph, Port, Use, is_trivial
 from shardwright.planner.problem import ShardingProblem, sharding_of
 
 
@@ -66,7 +66,7 @@ def value_constraints(
     nodes, graph = problem.node_graph, problem.node_graph.graph
     names = tuple(problem.mesh.shape)
     copies = {copy.value: copy for copy in problem.copies}
-    body_yields = _yield_sites(graph)
+    use_sites = _UseSites(nodes)
 
     def sharding(node: int, port: Port) -> DimAxes:
         return sharding_of(problem.strategies[node][choices[node]], port.dims, names)
@@ -87,11 +87,7 @@ def value_constraints(
         for use in nodes.uses.get(value, ()):
             wanted = sharding(use.port.node, use.port)
             # Reads inside the value's own group keep the sharding that it was made in.
-            demands.append(
-                Demand(
-                    _use_site(graph, use, value, body_yields), wanted if wanted != given else None
-                )
-            )
+            demands.append(Demand(use_sites(use), wanted if wanted != given else None))
         if not demands and site.kind == "result":
             continue
         producer = graph.values[value].producer
@@ -121,26 +117,31 @@ def _value_site(graph: OpGraph, value: int) -> Site | None:
     return None
 
 
-def _yield_sites(graph: OpGraph) -> dict[tuple[int, int], Site]:
-    """(program point, position) of a loop's yields -> their site."""
-    return {
-        (loop.last_op - 1, k): Site("yield", k, loop.key, branch=1)
-        for loop in graph.loops
-        for k in range(len(loop.carries))
-    }
+class _UseSites:
+    """Where values are demanded; loops and joins are known by their nodes."""
 
+    def __init__(self, nodes: NodeGraph) -> None:
+        graph, made = nodes.graph, nodes.producers
+        self._graph = graph
+        self._joins = {made[j.result].node: j for j in graph.joins if j.result in made}
+        self._carries = {
+            made[carry.argument].node: (loop, k)
+            for loop in graph.loops
+            for k, carry in enumerate(loop.carries)
+            if carry.argument in made
+        }
 
-def _use_site(graph: OpGraph, use: Use, value: int, yields: dict[tuple[int, int], Site]) -> Site:
-    if use.op >= 0:
-        return Site("operand", use.operand, graph.ops[use.op].key)
-    if use.time == len(graph.ops):
+    def __call__(self, use: Use) -> Site:
+        ops, node = self._graph.ops, use.port.node
+        if use.op >= 0:
+            return Site("operand", use.operand, ops[use.op].key)
+        if node in self._joins:
+            op = ops[self._joins[node].op]
+            index = op.results.index(self._joins[node].result)
+            return Site("yield", index, op.key, branch=use.operand)
+        if node in self._carries:
+            loop, k = self._carries[node]
+            if use.time == loop.first_op - 1 and use.port.value == loop.carries[k].init:
+                return Site("operand", k, loop.key)
+            return Site("yield", k, loop.key, branch=1)
         return Site("return", use.operand)
-    for join in graph.joins:
-        if join.op == use.time and value in join.yields:
-            op = graph.ops[join.op]
-            return Site("yield", op.results.index(join.result), op.key, branch=use.operand)
-    for loop in graph.loops:
-        starts = loop.first_op - 1 == use.time
-        if starts and loop.carries[use.operand].init == value:
-            return Site("operand", use.operand, loop.key)
-    return yields[use.time, use.operand]
