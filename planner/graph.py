@@ -10,11 +10,12 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import networkx as nx
+import numpy as np
 
 from shardwright.cost_models.memory import dtype_bytes
 from shardwright.planner import mlir
@@ -84,7 +85,7 @@ class Op:
       trips: how many times it runs in one execution of the program.
       loop: the innermost loop that holds it, or -1.
       source: "file:line" of the user's code, where known.
-      detail: what the costs need beyond shapes (window of a convolution, replica groups), and
+      detail: what the costs need beyond shapes (reach of a window, replica groups), and
         what the program gives (the axes of a sharding constraint).
       manual: it is inside a `shard_map` region and works on local arrays already.
     """
@@ -461,13 +462,19 @@ def _detail(op: Any) -> dict[str, Any]:
         return constraint_detail(op)
     if op.name.startswith("stablehlo.all_") or op.name in _GROUPED:
         return replica_groups(op)
+    if op.name == "stablehlo.reduce_window":
+        window = list(ir.DenseI64ArrayAttr(op.attributes["window_dimensions"]))
+        return {"reach": _reach(op, range(len(window)), window, "base_dilations")}
     if op.name != "stablehlo.convolution":
         return {}
     numbers = str(op.attributes["dimension_numbers"])
     inputs, kernel, output = (labels.split(", ") for labels in _CONV_LABELS.findall(numbers))
     spatial = [label for label in kernel if label.isdigit()]
+    input_spatial = [inputs.index(label) for label in spatial]
+    window = [op.operands[1].type.shape[kernel.index(label)] for label in spatial]
     return {
-        "input_spatial": [inputs.index(label) for label in spatial],
+        "reach": _reach(op, input_spatial, window, "lhs_dilation"),
+        "input_spatial": input_spatial,
         "output_spatial": [output.index(label) for label in spatial],
         "output_batch": output.index("b"),
         "kernel_spatial": [kernel.index(label) for label in spatial],
@@ -476,3 +483,29 @@ def _detail(op: Any) -> dict[str, Any]:
         "feature_group_count": ir.IntegerAttr(op.attributes["feature_group_count"]).value,
         "batch_group_count": ir.IntegerAttr(op.attributes["batch_group_count"]).value,
     }
+
+
+def _reach(op: Any, dims: Sequence[int], window: Sequence[int], spread: str) -> dict[int, int]:
+    """For each dimension that a window slides over, the elements it needs from a neighbour.
+
+    Where input and output are cut alike, the window of a shard's first output starts as far
+    before the shard as the padding, and that of its last output ends the rest of the window, less
+    one stride, behind it. `spread` names the attribute that pulls input elements apart.
+    """
+    count = len(window)
+
+    def numbers(name: str) -> list[int]:
+        given = name in op.attributes
+        return list(ir.DenseI64ArrayAttr(op.attributes[name])) if given else [1] * count
+
+    strides, between = numbers("window_strides"), numbers(spread)
+    dilations = numbers("rhs_dilation" if spread == "lhs_dilation" else "window_dilations")
+    padding = np.zeros((count, 2), dtype=np.int64)
+    if "padding" in op.attributes:
+        padding = np.array(ir.DenseElementsAttr(op.attributes["padding"])).reshape(count, 2)
+    reach = {}
+    for i, dim in enumerate(dims):
+        span = (window[i] - 1) * dilations[i] + 1
+        before = int(padding[i, 0])
+        reach[dim] = math.ceil(max(before, span - strides[i] - before, 0) / between[i])
+    return reach

@@ -20,9 +20,9 @@ def halo_seconds(
 ) -> FloatArray:
     """Seconds of neighbour exchange in one run of an operation, shape (strategies,).
 
-    A convolution sends the rows that its window reaches over; whatever else permutes along a
-    sharded dimension (slices, pads, concatenations) is priced as moving its local operand to a
-    neighbour, which is the most it can need.
+    A convolution or a reduction over windows sends the rows that its window reaches over;
+    whatever else permutes along a sharded dimension (slices, pads, concatenations) is priced as
+    moving its local operand to a neighbour, which is the most it can need.
     """
     assert op.rule is not None
     total = np.zeros(len(rows))
