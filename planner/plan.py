@@ -120,12 +120,12 @@ class Plan:
         """Reads a plan from JSON text.
 
         Raises:
-          InputError: it is not JSON, not a plan, or of another schema version.
+          InputError: it is not JSON, not a plan, damaged, or of another schema version.
         """
         make_one = "Make one with `shardwright plan ... -o plan.json`"
         try:
             raw = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise InputError(
                 f"this is not whole JSON ({error})", where=where, do=make_one
             ) from None
@@ -140,13 +140,15 @@ class Plan:
                 do="Plan again with this version",
             )
         try:
-            return Plan(PlanModel.model_validate(raw))
+            data = PlanModel.model_validate(raw)
         except ValidationError as error:
             first = error.errors()[0]
-            place = ".".join(map(str, first["loc"]))
-            raise InputError(
-                f"the plan is damaged at {place}: {first['msg']}", where=where, do=make_one
-            ) from None
+            damage = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        else:
+            damage = _damage(data)
+        if damage:
+            raise InputError(f"the plan is damaged at {damage}", where=where, do=make_one)
+        return Plan(data)
 
     # -- running it ----------------------------------------------------------------------------
 
@@ -311,7 +313,31 @@ def _tree(text: str | None) -> Any:
     if text is None:
         return None
     registry = jax.tree_util.default_registry
-    return jax.tree_util.PyTreeDef.deserialize_using_proto(registry, base64.b64decode(text))
+    return jax.tree_util.PyTreeDef.deserialize_using_proto(
+        registry, base64.b64decode(text, validate=True)
+    )
+
+
+def _damage(data: PlanModel) -> str:
+    """What in a plan does not go together, or ""."""
+    program = data.program
+    trees = {"in_tree": program.inputs, "out_tree": program.outputs}
+    for name, tensors in trees.items():
+        try:
+            tree = _tree(getattr(program, name))
+        except Exception as error:  # base64 and jax raise several types for broken text
+            return f"program.{name}: {error}"
+        if tree is not None and tree.num_leaves != len(tensors):
+            return f"program.{name}: {tree.num_leaves} leaves for {len(tensors)} arrays"
+    if LogicalMesh.from_json(data.mesh, parse_chip(data.chip)).shape != data.mesh_axes:
+        return "mesh_axes: they are not those of mesh"
+    specs = [t.spec for t in (*program.inputs, *program.outputs)]
+    for c in data.constraints:
+        specs += [c.made, c.given or [], *(d.spec or [] for d in c.demands)]
+    named = {axis for spec in specs for dim in spec for axis in dim}
+    if unknown := named - data.mesh_axes.keys():
+        return f"a spec that names {', '.join(sorted(unknown))}, which the mesh does not have"
+    return ""
 
 
 def _as_tree(tensors: Sequence[TensorModel], tree: Any) -> Any:
