@@ -53,6 +53,8 @@ def annotate(
     for constraint in constraints:
         try:
             value = finder.value(constraint.site)
+            if len(value.type.shape) != len(constraint.made):
+                raise KeyError(constraint.site.key)
             uses = [(d, *finder.use(d.site)) for d in constraint.demands]
         except KeyError as missing:
             if same_platform:
