@@ -56,9 +56,9 @@ def annotate(
             if len(value.type.shape) != len(constraint.made):
                 raise KeyError(constraint.site.key)
             uses = [(d, *finder.use(d.site)) for d in constraint.demands]
-        except KeyError as missing:
+        except (KeyError, IndexError):
             if same_platform:
-                raise _another_program(missing.args[0]) from None
+                raise _another_program(constraint.site.key) from None
             continue
         places.append((constraint, value, uses))
     if constraints and len(places) < _LEAST_FOUND * len(constraints):
@@ -141,10 +141,13 @@ class _Finder:
     def use(self, site: Site) -> tuple[Any, int]:
         """The operation that reads, and which of its operands."""
         if site.kind == "return":
-            return mlir.last_operation(self._block), site.index
-        op = self._op(site.key)
+            op = mlir.last_operation(self._block)
+        else:
+            op = self._op(site.key)
         if site.kind == "yield":
-            return mlir.last_operation(op.regions[site.branch].blocks[0]), site.index
+            op = mlir.last_operation(op.regions[site.branch].blocks[0])
+        if site.index >= len(op.operands):
+            raise KeyError(site.key)
         return op, site.index
 
     def _op(self, key: OpKey | None) -> Any:
