@@ -9,12 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardwright.planner.solver import Edge, MemoryTerm, Problem, evaluate
+from shardwright.planner.solver import Edge, MemoryTerm, Problem, evaluate, solve
 from shardwright.planner.solver.arrays import to_arrays
 from shardwright.planner.solver.dual import Dual
+from shardwright.planner.solver.exact import solve_exact
 from shardwright.planner.solver.fixing import fix_by_bound
 from shardwright.planner.solver.incumbent import Incumbent
 from shardwright.planner.solver.kernels import forest_search
+from shardwright.planner.solver.neighbourhood import around, promising, search_within
 from shardwright.planner.solver.network import Network, NoFeasibleChoiceError
 from shardwright.planner.solver.reductions import forbid_unsupported
 from shardwright.planner.solver.search import Search
@@ -186,3 +188,103 @@ def test_the_dual_is_tight_on_a_path():
     dual = Dual(to_arrays(Network(Problem(costs, edges))))
     dual.ascend(1)
     assert dual.bound == pytest.approx(best.min())
+
+
+def layered_problem(seed, nodes=120, strategies=40, tightness=0.05):
+    """Like a model under sharding, large enough to go through the search.
+
+    Each strategy has one of eight shardings; a tensor takes 64 MiB over the devices sharing it, and
+    going from one sharding to another costs by the size of the tensor.
+    """
+    rng = np.random.default_rng(seed)
+    devices = np.array([1, 2, 2, 4, 4, 8, 8, 16])
+    reshard = rng.random((8, 8)).round(1)
+    np.fill_diagonal(reshard, 0.0)
+    sharding = [rng.integers(0, 8, strategies) for _ in range(nodes)]
+    weight = rng.choice([1.0, 4.0, 16.0], nodes)
+    costs = tuple(
+        w * rng.random(strategies) / devices[s] for w, s in zip(weight, sharding, strict=True)
+    )
+    pairs = [(n, n + 1) for n in range(nodes - 1)]
+    pairs += [(int(rng.integers(0, n)), n) for n in range(2, nodes, 2)]
+    edges = tuple(
+        Edge(a, b, weight[a] * reshard[np.ix_(sharding[a], sharding[b])]) for a, b in pairs
+    )
+    memory = tuple(
+        MemoryTerm(n, n, min(n + 10, nodes), (2**26 * weight[n] / devices[sharding[n]]).astype(int))
+        for n in range(nodes)
+    )
+    least, most = (
+        max(
+            sum(int(pick(t.usage)) for t in memory if t.start <= time < t.end)
+            for time in range(nodes)
+        )
+        for pick in (np.min, np.max)
+    )
+    return Problem(costs, edges, memory, int(least + tightness * (most - least)))
+
+
+def test_search_agrees_with_the_mip_on_the_whole_problem():
+    problem = layered_problem(3, nodes=90, tightness=0.2)
+    solution = solve(problem, time_limit_s=60)
+    plain = solve_exact(to_arrays(Network(problem)), time_limit_s=60)
+    assert solution.status == "optimal"
+    assert evaluate(problem, solution.choices).feasible
+    assert solution.cost == pytest.approx(plain.bound, rel=1e-8)
+
+
+def test_the_same_seed_gives_the_same_choices():
+    problem = layered_problem(4)
+    first, second = (solve(problem, time_limit_s=60, seed=5) for _ in range(2))
+    assert first.choices == second.choices and first.bound == second.bound
+
+
+def test_a_feasible_warm_start_is_never_lost():
+    problem = layered_problem(5)
+    best = solve(problem, time_limit_s=60)
+    again = solve(problem, time_limit_s=0.01, warm_starts=[[0] * 120, best.choices])
+    assert again.cost == best.cost
+
+
+def test_the_time_limit_is_kept_and_the_bound_holds():
+    problem = layered_problem(6, nodes=500, tightness=0.005)
+    started = time.perf_counter()
+    solution = solve(problem, time_limit_s=2)
+    assert time.perf_counter() - started < 5  # the machine may be busy
+    assert solution.status in ("feasible", "optimal")
+    assert evaluate(problem, solution.choices).feasible
+    assert solution.bound <= solution.cost
+
+
+def test_a_gap_asked_for_is_enough():
+    problem = layered_problem(7)
+    solution = solve(problem, time_limit_s=60, gap=0.05)
+    assert solution.status == "optimal" and solution.gap <= 0.05
+    assert solution.bound >= 0.95 * solution.cost
+
+
+def test_a_neighbourhood_of_everything_holds_the_optimum():
+    problem = layered_problem(8, nodes=10)
+    network = consistent_network(problem)
+    arrays = to_arrays(network)
+    plain = solve_exact(arrays, time_limit_s=60)
+    start = solve(problem, time_limit_s=60, gap=0.5)
+    current = np.array(network.project(start.choices))[arrays.nodes]
+    keep = np.ones(len(arrays.unary), dtype=bool)
+    found = search_within(network, arrays, keep, current, time_limit_s=60, seed=0)
+    full = np.zeros(10, dtype=int)
+    full[arrays.nodes] = found
+    assert evaluate(problem, network.expand(full)).cost == pytest.approx(plain.bound, rel=1e-8)
+
+
+def test_neighbourhoods_keep_the_current_choice():
+    problem = layered_problem(9)
+    arrays = to_arrays(consistent_network(problem))
+    dual = Dual(arrays)
+    current = np.arange(len(arrays.nodes)) % 5
+    chosen = arrays.first[:-1] + current
+    near = around(arrays, current, 2000, np.random.default_rng(0))
+    likely = promising(arrays, dual.settle(2), current, 2000)
+    for keep in (near, likely):
+        assert keep[chosen].all()
+        assert not keep.all()

@@ -65,6 +65,7 @@ class Search:
         self._workers = workers
         self._round = 0
         self._round_seconds = 0.0
+        self._neighbourhood_seconds = 0.0
         self._neighbourhoods = 0
         self._prices: dict[int, float] = {}
 
@@ -116,7 +117,7 @@ class Search:
                     arrays,
                     keep,
                     current,
-                    time_limit_s=min(_NEIGHBOURHOOD_SECONDS, self._left()),
+                    time_limit_s=min(_NEIGHBOURHOOD_SECONDS, 0.5 * self._left()),
                     seed=self._seed,
                 )
                 current = current if within is None else within
@@ -136,7 +137,11 @@ class Search:
                 zip(self._network.times.tolist(), dual.prices.tolist(), strict=True)
             )
             self._on_progress(self.bound)
-            self._round_seconds = time.perf_counter() - began
+            took = time.perf_counter() - began
+            if keep is None:
+                self._round_seconds = took
+            else:
+                self._neighbourhood_seconds = max(took, self._neighbourhood_seconds)
             gap = self._relative_gap()
             slow = self._incumbent.cost == cost and self.bound - bound < 0.05 * (
                 self._incumbent.cost - self.bound
@@ -158,7 +163,8 @@ class Search:
         self, arrays: Arrays, dual: Dual, current: IntArray | None, seed: int
     ) -> NDArray[np.bool_] | None:
         """What to keep for the next neighbourhood: around a node, or what the dual promises."""
-        if current is None or len(arrays.table) <= EXACT_ENTRIES:
+        small = len(arrays.table) <= EXACT_ENTRIES
+        if current is None or small or self._left() < 1.2 * self._neighbourhood_seconds:
             return None
         if self._neighbourhoods % 4 == 0:
             size = _NEIGHBOURHOOD_ENTRIES * (1 + self._neighbourhoods // 8)

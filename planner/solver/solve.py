@@ -10,15 +10,17 @@ from typing import Literal
 
 import numpy as np
 
-from shardwright.planner.solver.arrays import to_arrays
+from shardwright.planner.solver.arrays import Arrays, to_arrays
+from shardwright.planner.solver.elimination import elimination_order, solve_by_elimination
 from shardwright.planner.solver.exact import solve_exact
 from shardwright.planner.solver.incumbent import PROVEN, Incumbent, relative_gap
 from shardwright.planner.solver.least_peak import find_least_peak
-from shardwright.planner.solver.network import Network, NoFeasibleChoiceError
+from shardwright.planner.solver.network import IntArray, Network, NoFeasibleChoiceError
 from shardwright.planner.solver.problem import Problem, evaluate, validate
 from shardwright.planner.solver.reductions import reduce
 
 _PLAIN_EXACT_ENTRIES = 5_000
+_ELIMINATION_ENTRIES = 1e6
 _LEAST_TIME_FOR_PEAK_S = 1.0
 
 
@@ -130,6 +132,15 @@ def _solve_reduced(
     if not network.alive():
         incumbent.offer(network.expand([0] * len(network.unary)))
         return network.constant
+    arrays = to_arrays(network)
+    order = elimination_order(arrays, _ELIMINATION_ENTRIES)
+    if order is not None:
+        # Without the memory limit a choice costs at least this; one that fits is then the best.
+        choice, cost = solve_by_elimination(arrays, order)
+        _offer(network, arrays, choice, incumbent)
+        bound = cost + network.constant
+        if relative_gap(incumbent.cost, bound) <= max(options.gap, PROVEN):
+            return bound
     if network.entries() > _PLAIN_EXACT_ENTRIES:
         from shardwright.planner.solver.search import Search
 
@@ -144,7 +155,6 @@ def _solve_reduced(
         )
         search.run()
         return search.bound
-    arrays = to_arrays(network)
     result = solve_exact(
         arrays,
         time_limit_s=deadline - time.perf_counter(),
@@ -154,10 +164,14 @@ def _solve_reduced(
     if result.infeasible:
         raise NoFeasibleChoiceError
     if result.choice is not None:
-        full = np.zeros(len(network.unary), dtype=np.int64)
-        full[arrays.nodes] = result.choice
-        incumbent.offer(network.expand(full.tolist()))
+        _offer(network, arrays, result.choice, incumbent)
     return result.bound + network.constant
+
+
+def _offer(network: Network, arrays: Arrays, choice: IntArray, incumbent: Incumbent) -> None:
+    full = np.zeros(len(network.unary), dtype=np.int64)
+    full[arrays.nodes] = choice
+    incumbent.offer(network.expand(full.tolist()))
 
 
 def _conclude(
