@@ -241,7 +241,7 @@ def _buffers(
             shrinks = chain[0].step.kind in ("reduce_scatter", "all_slice")
             end = life.start + 1 if shrinks else read_times.first(chain[0].read_by, life) + 1
         starts[life.value] = life.start
-        name = graph.ops[value.producer].source if value.producer >= 0 else f"argument {life.value}"
+        name = _buffer_name(graph, life.value)
         buffers.append(
             Buffer(
                 name,
@@ -262,13 +262,26 @@ def _buffers(
             size = nbytes(c.shape, c.dtype, c.after)
             buffers.append(
                 Buffer(
-                    f"{c.step.kind} near {graph.ops[c.near].source}",
+                    f"{c.step.kind} of {_buffer_name(graph, origin)}",
                     min(start, last),
                     last + 1,
                     size,
                 )
             )
     return buffers
+
+
+def _buffer_name(graph: OpGraph, value: int) -> str:
+    """What a person would call a buffer: an argument's number, or the operation that makes it."""
+    if value in graph.arguments:
+        return f"argument {graph.arguments.index(value)}"
+    tensor = graph.values[value]
+    kind = f"{tensor.dtype}{list(tensor.shape)}"
+    for loop in graph.loops:
+        if any(value in (c.argument, c.result) for c in loop.carries):
+            return f"{kind} carried by the loop at {graph.ops[loop.first_op - 1].source}"
+    op = graph.ops[tensor.producer]
+    return f"{kind} of {op.name.removeprefix('stablehlo.')} at {op.source or op.key.location}"
 
 
 class _ReadTimes:

@@ -53,8 +53,13 @@ _FRAME = re.compile(r'"([^"]+)":(\d+)')
 
 
 def new_context() -> Any:
-    """An MLIR context with the dialects that JAX programs use (StableHLO, CHLO, func, sdy)."""
-    return make_ir_context()
+    """An MLIR context with the dialects that JAX programs use (StableHLO, CHLO, func, sdy).
+
+    What the parser and the passes complain of reaches the user as exceptions, not on stderr.
+    """
+    context = make_ir_context()
+    context.attach_diagnostic_handler(lambda diagnostic: True)
+    return context
 
 
 def parse_module(text_or_bytecode: str | bytes, where: str = "program") -> Any:

@@ -107,8 +107,8 @@ class SolverModel(_Model):
 
     status: str
     objective: float
-    bound: float
-    gap: float
+    bound: float | None = Field(description="no choice costs less; None where nothing is proven")
+    gap: float | None
     wall_time_s: float
 
 

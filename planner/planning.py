@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -181,8 +182,8 @@ def _make_plan(
             solver=SolverModel(
                 status=best.solution.status,
                 objective=best.solution.cost,
-                bound=best.solution.bound,
-                gap=best.solution.gap,
+                bound=_finite(best.solution.bound),
+                gap=_finite(best.solution.gap),
                 wall_time_s=seconds,
             ),
             meshes_considered=[
@@ -227,7 +228,7 @@ def estimate_model(
         exposed_collective_time_s=evaluation.exposed_collective_s,
         peak_memory_bytes=evaluation.peak.bytes,
         memory_capacity_bytes=on.chip.device_hbm_bytes,
-        mfu=counted / (peak * evaluation.step_s),
+        mfu=counted / (peak * evaluation.step_s) if evaluation.step_s else 0.0,
         matrix_flops=flops,
         collectives=[
             CollectiveModel(
@@ -250,6 +251,10 @@ def estimate_model(
             for buffer in evaluation.peak.live[:_SHOWN_BUFFERS]
         ],
     )
+
+
+def _finite(number: float) -> float | None:
+    return number if math.isfinite(number) else None
 
 
 def _replicated_ops(prepared: Prepared) -> list[str]:

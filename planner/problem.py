@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from shardwright.cost_models.memory import Buffer, PeakMemory, peak_memory
 from shardwright.hardware_profiles.mesh import AxisRef, LogicalMesh
 from shardwright.planner.collectives import DimAxes, compiled_step
 from shardwright.planner.fusion import FusionPlan
@@ -107,6 +108,17 @@ class ShardingProblem:
             memory=self.memory,
             memory_limit=memory_limit,
             names=tuple(names),
+        )
+
+    def peak_memory(self, choices: Sequence[int]) -> PeakMemory:
+        """The memory of a choice of strategies as the integer program counts it."""
+        names = [node.label for node in self.node_graph.nodes]
+        names += ["a gathered copy"] * len(self.copies)
+        return peak_memory(
+            [
+                Buffer(names[m.node], m.start, m.end, float(m.usage[choices[m.node]]))
+                for m in self.memory
+            ]
         )
 
     def seconds(self, choices: Sequence[int]) -> tuple[float, float, float]:

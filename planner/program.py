@@ -110,7 +110,7 @@ class Program:
         except Exception as error:  # flatbuffers and jax raise many types for broken bytes
             raise InputError(
                 f"these bytes are not a jax.export artifact that this jax reads "
-                f"({type(error).__name__})",
+                f"({str(error).splitlines()[0][:200] if str(error) else type(error).__name__})",
                 where="exported program",
                 do=_EXPORT_HELP,
             ) from None

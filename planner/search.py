@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from shardwright.errors import DoesNotFitError
+from shardwright.cost_models.memory import PeakMemory
 from shardwright.hardware_profiles.mesh import LogicalMesh
 from shardwright.planner.collectives import DimAxes
 from shardwright.planner.constraints import ValueConstraint, value_constraints
@@ -18,6 +18,7 @@ from shardwright.planner.evaluation import Evaluation, evaluate_partitioned
 from shardwright.planner.fusion import FusionPlan, plan_fusions
 from shardwright.planner.graph import OpGraph, build_graph
 from shardwright.planner.liveness import Lifetime, lifetimes
+from shardwright.planner.misfit import does_not_fit
 from shardwright.planner.nodes import NodeGraph, build_nodes
 from shardwright.planner.partitioned import Partitioned, partition
 from shardwright.planner.problem import Fixed, ShardingProblem, build_problem, sharding_of
@@ -29,6 +30,10 @@ _MEMORY_ROUNDS = 3
 _SEARCH_GAP = 2e-3
 _FINAL_GAP = 1e-4
 _LEAST_SECONDS = 2.0
+_NOTICED = 1.02
+"""By how much the two measures of memory must differ to solve again."""
+_BINDING = 1.1
+"""Memory counts as binding where the solution takes this close to its limit."""
 _WORTH_A_MESH = 0.002
 """Meshes whose plans differ by less than this part of the step time count as equally fast."""
 
@@ -112,10 +117,10 @@ def search_meshes(
     deadline = time.monotonic() + time_limit_s
     best: Candidate | None = None
     considered: list[Considered] = []
-    least: list[float] = []
+    least: PeakMemory | None = None
     for number, mesh in enumerate(meshes):
         left = deadline - time.monotonic()
-        if left <= 0 and best is not None:
+        if left <= 0 and number > 0:
             considered.append(Considered(mesh, "not tried: out of time"))
             continue
         best_step = None if best is None else best.evaluation.step_s
@@ -128,9 +133,9 @@ def search_meshes(
             seed,
             _SEARCH_GAP,
         )
-        if isinstance(outcome, float):
-            least.append(outcome)
-            considered.append(Considered(mesh, "does not fit", None, outcome))
+        if isinstance(outcome, PeakMemory):
+            least = outcome if least is None or outcome.bytes < least.bytes else least
+            considered.append(Considered(mesh, "does not fit", None, outcome.bytes))
             continue
         evaluation = outcome.evaluation
         considered.append(Considered(mesh, "planned", evaluation.step_s, evaluation.peak.bytes))
@@ -138,7 +143,8 @@ def search_meshes(
         if best_step is None or evaluation.step_s < best_step * (1 - _WORTH_A_MESH):
             best = outcome
     if best is None:
-        raise _does_not_fit(prepared, meshes, memory_limit, min(least))
+        assert least is not None
+        raise does_not_fit(prepared.program.name, meshes[0].slice, memory_limit, least)
     on_progress(Progress("polish", len(meshes), len(meshes), best.evaluation.step_s))
     left = max(deadline - time.monotonic(), _LEAST_SECONDS)
     polished = solve_mesh(
@@ -152,24 +158,14 @@ def search_meshes(
     )
     if isinstance(polished, Candidate) and polished.evaluation.step_s <= best.evaluation.step_s:
         best = polished
+        evaluation = best.evaluation
+        considered = [
+            Considered(c.mesh, c.status, evaluation.step_s, evaluation.peak.bytes)
+            if c.mesh is best.problem.mesh
+            else c
+            for c in considered
+        ]
     return SearchResult(best, tuple(considered))
-
-
-def _does_not_fit(
-    prepared: Prepared, meshes: Sequence[LogicalMesh], limit: float, least: float
-) -> DoesNotFitError:
-    arguments = (
-        sum(prepared.graph.values[v].nbytes for v in prepared.graph.arguments)
-        / meshes[0].slice.devices
-    )
-    return DoesNotFitError(
-        f"no sharding of {prepared.program.name} fits: the least memory found is "
-        f"{least / 1e9:.2f} GB a device, {(least - limit) / 1e9:.2f} GB more than the "
-        f"{limit / 1e9:.2f} GB that may be used (arguments cut over all devices take "
-        f"{arguments / 1e9:.2f} GB)",
-        where=meshes[0].slice.name,
-        do="Take a larger slice, a smaller batch, or rematerialisation",
-    )
 
 
 def solve_mesh(
@@ -180,43 +176,46 @@ def solve_mesh(
     seed: int,
     gap: float,
     warm: Sequence[tuple[int, ...]] = (),
-) -> Candidate | float:
-    """The best candidate on one mesh, or the least peak memory found where none fits.
+) -> Candidate | PeakMemory:
+    """The best candidate on one mesh, or the least memory found where none fits.
 
-    The integer program knows memory and overlap only nearly. Where the exact evaluation finds
-    too much memory, the limit is tightened by the difference; where it finds that gathers last
-    longer than the compute they hide behind, they are weighed more.
+    The integer program knows memory and overlap only nearly. Where its memory differs from the
+    exact evaluation's, it is solved again with its limit moved by the difference; where gathers
+    last longer than the compute that they hide behind, they are weighed more.
     """
     deadline = time.monotonic() + time_limit_s
     best: Candidate | None = None
-    least = float("inf")
+    least: PeakMemory | None = None
     for weight in _HIDING_WEIGHTS:
         limit = memory_limit
         for _ in range(_MEMORY_ROUNDS):
-            left = max(1.0, deadline - time.monotonic())
             solution = solve(
                 problem.weighed(weight, limit),
-                time_limit_s=left,
+                time_limit_s=max(_LEAST_SECONDS, deadline - time.monotonic()),
                 seed=seed,
                 gap=gap,
                 warm_starts=warm,
             )
-            if solution.status == "infeasible":
-                least = min(least, solution.least_peak or float("inf"))
-                break
-            warm = [solution.choices]
             candidate = evaluate_choices(prepared, problem, solution)
-            peak = candidate.evaluation.peak.bytes
-            if peak <= memory_limit:
-                if best is None or candidate.evaluation.step_s < best.evaluation.step_s:
-                    best = candidate
+            peak = candidate.evaluation.peak
+            for found in (peak, problem.peak_memory(solution.choices)):
+                if found.bytes > memory_limit and (least is None or found.bytes < least.bytes):
+                    least = found
+            if peak.bytes <= memory_limit and (
+                best is None or candidate.evaluation.step_s < best.evaluation.step_s
+            ):
+                best = candidate
+            moved = memory_limit + solution.peak - peak.bytes
+            too_strict = moved > limit * _NOTICED and solution.peak > limit / _BINDING
+            if (not too_strict and peak.bytes <= memory_limit) or moved <= 0:
                 break
-            least = min(least, peak)
-            limit -= peak - memory_limit
+            limit = moved
         compute, gathers, _ = problem.seconds(solution.choices)
-        if solution.status == "infeasible" or gathers <= compute:
+        if best is None or gathers <= compute:
             break
-    return least if best is None else best
+    if best is not None:
+        return best
+    return least or peak
 
 
 def evaluate_choices(prepared: Prepared, problem: ShardingProblem, solution: Solution) -> Candidate:

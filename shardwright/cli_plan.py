@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Sequence
-from math import isfinite, prod
+from math import prod
 from typing import TYPE_CHECKING
 
 from rich.console import Console, Group, RenderableType
@@ -171,7 +171,7 @@ def _memory(estimate: EstimateModel, fraction: float | None) -> Text:
 def _solver(solver: SolverModel) -> Text:
     if solver.status == "optimal":
         proven = "no sharding costs less on this mesh by the integer program, proven"
-    elif isfinite(solver.gap):
+    elif solver.gap is not None:
         proven = (
             f"none costs over {100 * solver.gap:.2g} % less on this mesh by the integer program"
         )

@@ -13,7 +13,7 @@ class ShardwrightError(Exception):
         self.do = do
         parts = [f"{where}: {what}" if where else what]
         if do:
-            parts.append(do)
+            parts.append(do[0].upper() + do[1:])
         super().__init__(". ".join(part.rstrip(".") for part in parts) + ".")
 
 
