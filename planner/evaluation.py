@@ -274,7 +274,7 @@ def _buffers(
 def _buffer_name(graph: OpGraph, value: int) -> str:
     """What a person would call a buffer: an argument's number, or the operation that makes it."""
     if value in graph.arguments:
-        return f"argument {graph.arguments.index(value)}"
+        return graph.argument_names[graph.arguments.index(value)]
     tensor = graph.values[value]
     kind = f"{tensor.dtype}{list(tensor.shape)}"
     for loop in graph.loops:

@@ -147,6 +147,7 @@ class OpGraph:
 
     Attributes:
       arguments: value ids of main's arguments in order.
+      argument_names: their paths in the pytree.
       results: value ids of main's results in order.
       aliases: result position -> argument position.
     """
@@ -156,6 +157,7 @@ class OpGraph:
     loops: tuple[Loop, ...] = field(repr=False)
     joins: tuple[Join, ...] = field(repr=False)
     arguments: tuple[int, ...] = field(repr=False)
+    argument_names: tuple[str, ...] = field(repr=False)
     results: tuple[int, ...] = field(repr=False)
     aliases: dict[int, int] = field(repr=False)
 
@@ -194,7 +196,7 @@ def build_graph(program: Program) -> OpGraph:
     """Reads the op graph of a program, asking Shardy for every operation's rule."""
     with program.module() as module:
         mlir.run_passes(module, mlir.POPULATE_RULES)
-        return _Reader(module, program.mesh_axes or {}).read(program.aliases)
+        return _Reader(module, program.mesh_axes or {}).read(program)
 
 
 def number_operations(module: Any) -> None:
@@ -263,7 +265,7 @@ class _Reader:
         self._sources = _SourceLines()
         self._read_rule = RuleReader()
 
-    def read(self, aliases: dict[int, int]) -> OpGraph:
+    def read(self, program: Program) -> OpGraph:
         block = mlir.entry_block(self._main)
         arguments = tuple(self._add_value(a, producer=-1, free=False) for a in block.arguments)
         results = self._read_block(block, trips=1.0, loop=-1)
@@ -273,8 +275,9 @@ class _Reader:
             loops=tuple(loop for loop in self._loops if loop is not None),
             joins=tuple(self._joins),
             arguments=arguments,
+            argument_names=tuple(tensor.path for tensor in program.inputs),
             results=results,
-            aliases=aliases,
+            aliases=program.aliases,
         )
 
     def _add_value(self, value: Any, producer: int, free: bool) -> int:

@@ -390,7 +390,9 @@ class _Builder:
     def _make_argument_nodes(self) -> tuple[int, ...]:
         nodes = []
         for k, value in enumerate(self._graph.arguments):
-            node = self._whole_value_node(ARGUMENT, value, f"argument {k}", exact=True)
+            node = self._whole_value_node(
+                ARGUMENT, value, self._graph.argument_names[k], exact=True
+            )
             self._producers[value] = Port(node, value, self._whole_dims(value))
             nodes.append(node)
         return tuple(nodes)
