@@ -140,10 +140,7 @@ class _Finder:
 
     def use(self, site: Site) -> tuple[Any, int]:
         """The operation that reads, and which of its operands."""
-        if site.kind == "return":
-            op = mlir.last_operation(self._block)
-        else:
-            op = self._op(site.key)
+        op = mlir.last_operation(self._block) if site.kind == "return" else self._op(site.key)
         if site.kind == "yield":
             op = mlir.last_operation(op.regions[site.branch].blocks[0])
         if site.index >= len(op.operands):
