@@ -60,7 +60,7 @@ class Expert:
     residual_axes: tuple[str | None, str | None, str | None] = ("data", None, None)
 
     def meshes(self, devices: int) -> Iterator[dict[str, int]]:
-        """The meshes that it is tried on: every power of two as "model", or data alone."""
+        """The meshes that suit it: every power of two as "model", smallest first, or data alone."""
         if not self.tensor:
             yield {"data": devices}
             return
@@ -124,9 +124,10 @@ def price(
 ) -> Priced | None:
     """An expert on its best mesh: the fastest that fits, or else the one that needs least memory.
 
+    The "model" axis grows until a mesh is slower than an earlier one and needs as much memory.
     None where no mesh divides the batch.
     """
-    tried = []
+    tried: list[Priced] = []
     for mesh in expert.meshes(devices):
         model = build(model_name, **options, residual_axes=expert.residual_axes)
         batch, sequence = model.example_args[1]["tokens"].shape
@@ -136,11 +137,19 @@ def price(
         estimate = evaluate(model, expert, topology, mesh)
         limit = estimate.memory_capacity_bytes * memory_fraction
         fits = estimate.peak_memory_bytes <= limit
+        worse = any(_dominates(p.estimate, estimate) for p in tried)
         tried.append(Priced(expert.name, mesh, estimate, fits))
+        if worse:
+            break
     fitting = [p for p in tried if p.fits]
     if fitting:
         return min(fitting, key=lambda p: p.estimate.step_time_s)
     return min(tried, key=lambda p: p.estimate.peak_memory_bytes, default=None)
+
+
+def _dominates(one: Any, other: Any) -> bool:
+    slower = other.step_time_s > one.step_time_s
+    return bool(slower and other.peak_memory_bytes >= one.peak_memory_bytes)
 
 
 def evaluate(model: ReferenceModel, expert: Expert, topology: str, mesh: Mapping[str, int]) -> Any:
