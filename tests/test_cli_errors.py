@@ -167,7 +167,7 @@ def test_program_that_does_not_fit_has_an_exit_code_of_its_own(here):
     code, out, err = run("plan", "mlp", "-t", "v5e:2x2", "--memory-fraction=0.05", "--quiet")
     assert (code, out) == (3, "")
     (line,) = err.splitlines()
-    assert line.startswith("error: v5e:2x2") and "0.86 GB" in line
+    assert line.startswith("error: v5e:2x2") and "858.99 MB" in line
 
 
 def test_bad_output_is_told_before_any_work(here, monkeypatch):
