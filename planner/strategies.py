@@ -97,7 +97,8 @@ def codes(rows: IntArray, dims: DimFactors) -> IntArray:
     dimension_of = _dimension_of(dims, rows)
     base = len(dims) + 1
     weights = base ** np.arange(rows.shape[1], dtype=np.int64)
-    return ((dimension_of + 1) * weights).sum(axis=1)
+    total: IntArray = ((dimension_of + 1) * weights).sum(axis=1)
+    return total
 
 
 def local_dims(
