@@ -219,7 +219,7 @@ class Search:
 
     def _done(self) -> bool:
         # A round that would not end in time is not begun.
-        return self._left() <= self._round_seconds or self._relative_gap() <= self._gap
+        return self._left() <= 1.3 * self._round_seconds or self._relative_gap() <= self._gap
 
 
 def _improve(
