@@ -142,3 +142,14 @@ def test_the_command_runs_as_a_module_without_jax(instance):
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["status"] == "optimal"
+
+
+def test_what_libraries_print_meanwhile_is_not_in_the_output():
+    code = (
+        "import os\n"
+        "from shardwright.planner.solver.console import library_output_to_stderr\n"
+        "with library_output_to_stderr(): os.write(1, b'note')\n"
+        "print('answer')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("answer\n", "note")

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 from shardwright.errors import InputError
+from shardwright.planner.solver.console import library_output_to_stderr
 from shardwright.planner.solver.instance_format import read_instance, write_solution
 from shardwright.planner.solver.solve import solve
 
@@ -38,13 +39,14 @@ def main(arguments: list[str] | None = None) -> int:
         # For start-up, which is over, and for writing the answer.
         reserve = min(1.0, 0.02 * options.time_limit)
         problem = read_instance(options.instance)
-        solution = solve(
-            problem,
-            time_limit_s=options.time_limit - (time.perf_counter() - started) - reserve,
-            seed=options.seed,
-            gap=options.gap,
-            workers=options.workers,
-        )
+        with library_output_to_stderr():
+            solution = solve(
+                problem,
+                time_limit_s=options.time_limit - (time.perf_counter() - started) - reserve,
+                seed=options.seed,
+                gap=options.gap,
+                workers=options.workers,
+            )
         if options.output is not None:
             write_solution(solution.choices, options.output)
     except InputError as error:
