@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from shardwright.errors import InputError
-from shardwright.planner.solver.console import library_output_to_stderr
+from shardwright.planner.solver.console import library_output_dropped
 from shardwright.planner.solver.instance_format import read_instance, write_solution
 from shardwright.planner.solver.solve import solve
 
@@ -39,7 +39,7 @@ def main(arguments: list[str] | None = None) -> int:
         # For start-up, which is over, and for writing the answer.
         reserve = min(1.0, 0.02 * options.time_limit)
         problem = read_instance(options.instance)
-        with library_output_to_stderr():
+        with library_output_dropped():
             solution = solve(
                 problem,
                 time_limit_s=options.time_limit - (time.perf_counter() - started) - reserve,

@@ -9,15 +9,17 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def library_output_to_stderr() -> Iterator[None]:
-    """Send file descriptor 1 to standard error meanwhile.
+def library_output_dropped() -> Iterator[None]:
+    """Send file descriptor 1 to nowhere meanwhile.
 
     HiGHS prints some notes with `printf`, whatever its logging options say. This concerns the whole
     process, so it is for commands, which print nothing else meanwhile, not for the library.
     """
     sys.stdout.flush()
     kept = os.dup(1)
-    os.dup2(2, 1)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.close(nowhere)
     try:
         yield
     finally:
