@@ -36,6 +36,7 @@ from shardwright.planner.strategies import (
     local_dims,
     partial_masks,
 )
+from shardwright.planner.unsound import sound
 
 FloatArray = NDArray[np.float64]
 Fixed = Mapping[int, tuple[int | None, ...]]
@@ -159,8 +160,9 @@ def node_strategies(nodes: NodeGraph, axis_sizes: Sequence[int], fixed: Fixed) -
     for port in ports:
         split.setdefault(port.node, set()).update(dim for dim in port.dims if len(dim) > 1)
     sizes = tuple(axis_sizes)
-    return [
-        assignments(
+    found = []
+    for node in nodes.nodes:
+        rows = assignments(
             node.sizes,
             node.shardable,
             node.exact,
@@ -168,8 +170,11 @@ def node_strategies(nodes: NodeGraph, axis_sizes: Sequence[int], fixed: Fixed) -
             sizes,
             fixed.get(node.id, ()),
         )
-        for node in nodes.nodes
-    ]
+        right = np.ones(len(rows), dtype=bool)
+        for op_id, factors in node.ops.items():
+            right &= sound(nodes.graph.ops[op_id], factors, rows, sizes)
+        found.append(rows if right.all() else rows[right])
+    return found
 
 
 def prefetchable_values(graph: OpGraph) -> frozenset[int]:
