@@ -4,7 +4,7 @@ XLA's partitioner adds up the partial results of a convolution over all devices 
 slides over a sharded dimension. That counts a result once for each device along a mesh axis that
 cuts none of the sums: an axis that is idle, or that shards the kernel's output features. Seen
 with jaxlib 0.10.2 on CPU (wrong numbers) and libtpu 0.0.42.1 (the same all-reduce); where every
-axis cuts the input, 129 random convolutions and gradients came out right.
+axis cuts the input, 162 random convolutions and gradients came out right.
 """
 
 from __future__ import annotations
@@ -31,13 +31,12 @@ def sound(
     Returns:
       Shape (strategies,).
     """
-    right = np.ones(len(rows), dtype=bool)
     if op.name != "stablehlo.convolution" or op.rule is None:
-        return right
+        return np.ones(len(rows), dtype=bool)
     inputs = op.rule.operands[0]
     spatial = {f for dim in op.detail["input_spatial"] for f in inputs[dim]}
     of_input = {f for dim in inputs for f in dim}
     slides = np.isin(rows, [factors[f] for f in spatial if factors[f] >= 0])
     cuts = np.isin(rows, [factors[f] for f in of_input if factors[f] >= 0])
     real = np.asarray(axis_sizes) > 1
-    return ~(slides & real).any(axis=1) | (cuts | ~real).all(axis=1)
+    return np.asarray(~(slides & real).any(axis=1) | (cuts | ~real).all(axis=1))
