@@ -115,7 +115,7 @@ def plan(
         time_limit_s=time_limit_s,
         seed=seed,
     )
-    return _make_plan(prepared, found, options, model_flops, time.monotonic() - started)
+    return make_plan(prepared, found, options, model_flops, time.monotonic() - started)
 
 
 def _program(
@@ -145,13 +145,14 @@ def _effort(mesh: LogicalMesh) -> tuple[bool, bool]:
     return split, len(mesh.axes) > 2
 
 
-def _make_plan(
+def make_plan(
     prepared: Prepared,
     found: SearchResult,
     options: OptionsModel,
     model_flops: float | None,
     seconds: float,
 ) -> Plan:
+    """The outcome of a search as a plan."""
     program, best = prepared.program, found.best
     on = best.problem.mesh.slice
 

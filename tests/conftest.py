@@ -1,0 +1,6 @@
+"""Eight host devices for every test, set before JAX starts."""
+
+import os
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
