@@ -50,6 +50,7 @@ _EFFECTS = frozenset(
 )
 
 _FRAME = re.compile(r'"([^"]+)":(\d+)')
+_JITTED = re.compile(r"^(jit\([^/]*\)(/|$))+")
 
 
 def new_context() -> Any:
@@ -204,10 +205,14 @@ def walk_block(block: Any) -> Iterator[Any]:
 
 
 def location_name(op: Any) -> str:
-    """The name that JAX gave an operation ("jit(step)/bsd,df->bsf/dot_general"), or ""."""
+    """The name that JAX gave an operation ("bsd,df->bsf/dot_general"), or "".
+
+    JAX puts "jit(step)/" before it, but not where the function was jitted already; that part is
+    left out, so that a plan of the one is a plan of the other.
+    """
     location = op.location
     try:
-        return str(location.name_str)
+        return _JITTED.sub("", str(location.name_str))
     except (AttributeError, ValueError):
         return ""
 
