@@ -129,6 +129,7 @@ class _Finder:
     def __init__(self, module: Any, main: Any) -> None:
         self._block = mlir.entry_block(main)
         self._ops = operation_keys(module)
+        self._terminators: dict[Any, Any] = {}
 
     def value(self, site: Site) -> Any:
         if site.kind == "argument":
@@ -140,12 +141,18 @@ class _Finder:
 
     def use(self, site: Site) -> tuple[Any, int]:
         """The operation that reads, and which of its operands."""
-        op = mlir.last_operation(self._block) if site.kind == "return" else self._op(site.key)
+        op = self._terminator(self._block) if site.kind == "return" else self._op(site.key)
         if site.kind == "yield":
-            op = mlir.last_operation(op.regions[site.branch].blocks[0])
+            op = self._terminator(op.regions[site.branch].blocks[0])
         if site.index >= len(op.operands):
             raise KeyError(site.key)
         return op, site.index
+
+    def _terminator(self, block: Any) -> Any:
+        """The last operation of a block; finding it walks the block, so it is kept."""
+        if block not in self._terminators:
+            self._terminators[block] = mlir.last_operation(block)
+        return self._terminators[block]
 
     def _op(self, key: OpKey | None) -> Any:
         if key not in self._ops:
