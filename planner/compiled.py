@@ -26,6 +26,7 @@ _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 _WHILE = re.compile(r"\bwhile\(.*body=%?([\w.\-]+)")
 _TRIPS = re.compile(r'known_trip_count"?[:=]\{"?n"?[:=]"?(\d+)')
 _ARRAY = re.compile(r"([a-z]\w*)\[([\d,]*)\]")
+_LIMIT = re.compile(r"[su]32\[\]\S* constant\((\d+)\)")
 _CHANNEL = re.compile(r"channel_id=(\d+)")
 _OP_NAME = re.compile(r'op_name="([^"]*)"')
 _MESH_GROUPS = re.compile(r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\([^{]*\))? \{([^}]*)\}")
@@ -59,18 +60,24 @@ def read_collectives(hlo: str) -> tuple[CompiledCollective, ...]:
     """
     computations = dict(_computations(hlo))
     counts = _run_counts(hlo, computations)
-    by_channel: dict[str, CompiledCollective] = {}
+    by_channel: dict[tuple[str, str], CompiledCollective] = {}
     for name, lines in computations.items():
         for number, line in enumerate(lines):
             match = _COLLECTIVE.search(line)
             if match is None or match["phase"] == "-done" or not counts[name]:
                 continue
             channel = _CHANNEL.search(line)
-            key = channel[1] if channel else f"{name}:{number}"
+            key = (match["kind"], channel[1] if channel else f"{name}:{number}")
             found = _collective(match, line, name, counts[name])
-            known = by_channel.get(key)
-            if known is None or found.nbytes * found.count > known.nbytes * known.count:
-                by_channel[key] = found
+            known = by_channel.get(key, found)
+            # Pieces of one that runs beside a loop are inside it; it runs as often as it starts.
+            by_channel[key] = CompiledCollective(
+                found.kind,
+                max(found.nbytes, known.nbytes),
+                found.group,
+                min(found.count, known.count),
+                found.op_name or known.op_name,
+            )
     return tuple(by_channel.values())
 
 
@@ -149,5 +156,5 @@ def _condition_limit(line: str, computations: dict[str, list[str]]) -> float:
     """Trips of a loop without a known count: the constant that its condition compares with."""
     condition = re.search(r"condition=%?([\w.\-]+)", line)
     lines = computations.get(condition[1], []) if condition else []
-    limits = [int(n) for text in lines for n in re.findall(r"s32\[\]\S* constant\((\d+)\)", text)]
+    limits = [int(n) for text in lines for n in _LIMIT.findall(text)]
     return float(max(limits, default=1))

@@ -11,14 +11,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from shardwright.planner.given import CONSTRAINT
 from shardwright.planner.graph import Op, OpGraph
 from shardwright.planner.nodes import GROUP, NodeGraph, is_trivial
 
 IN_PLACE = ("stablehlo.dynamic_update_slice", "stablehlo.scatter")
 """Operations that write into their first operand's buffer where nothing else needs it."""
 
-VIEWS = ("stablehlo.dynamic_slice", "stablehlo.slice", "stablehlo.reshape")
-"""Operations that fuse into whatever reads them."""
+VIEWS = ("stablehlo.dynamic_slice", "stablehlo.slice", "stablehlo.reshape", CONSTRAINT)
+"""Operations that fuse into whatever reads them, or that are nothing once partitioned."""
 
 _MATRIX = ("stablehlo.dot_general", "stablehlo.convolution")
 _REDUCE = "stablehlo.reduce"

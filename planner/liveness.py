@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shardwright.planner.fusion import IN_PLACE, FusionPlan
+from shardwright.planner.given import CONSTRAINT
 from shardwright.planner.graph import OpGraph
 from shardwright.planner.nodes import NodeGraph
 
@@ -97,6 +98,9 @@ class _Lifetimes:
                     self._extend(carry.init, start)
                 if not carry.invariant:
                     self._join(carry.yielded, carry.argument)
+        for op in graph.ops:
+            if op.name == CONSTRAINT:
+                self._join(op.results[0], op.operands[0])
         for op in graph.ops:
             if op.name in IN_PLACE and self._last.get(op.operands[0], 0) <= op.id + 1:
                 self._join(op.results[0], op.operands[0])

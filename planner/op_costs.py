@@ -17,6 +17,7 @@ from shardwright.cost_models.memory import tiled_bytes
 from shardwright.cost_models.vector_ops import vector_ops
 from shardwright.hardware_profiles.chip import ChipProfile
 from shardwright.planner.fusion import IN_PLACE, Fusion
+from shardwright.planner.given import CONSTRAINT
 from shardwright.planner.graph import Op, OpGraph
 from shardwright.planner.rules import Rule
 
@@ -61,6 +62,8 @@ def kernel_seconds(
     """Seconds of one run of a kernel on each unit of one device."""
     mxu: FloatArray = np.zeros(1)
     vpu: FloatArray = np.zeros(1)
+    if all(graph.ops[op_id].name == CONSTRAINT for op_id in fusion.ops):
+        return KernelSeconds(mxu, vpu, np.zeros(1))
     for op_id in fusion.ops:
         op = graph.ops[op_id]
         mxu_part, vpu_part = _op_seconds(graph, op, local, chip)
