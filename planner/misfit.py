@@ -10,26 +10,28 @@ from shardwright.hardware_profiles.slices import Slice, legal_slices
 _NAMED_BUFFERS = 3
 
 
-def does_not_fit(program: str, on: Slice, limit: float, least: PeakMemory) -> DoesNotFitError:
+def does_not_fit(
+    program: str, on: Slice, limit: float, least: PeakMemory, *, proven: bool
+) -> DoesNotFitError:
     """Says by how much a program misses, what fills the memory, and which slice has enough.
 
     Args:
       limit: bytes of a device that may be used.
       least: the memory of the plan that needs least.
+      proven: every mesh was tried, and each has no sharding that fits.
     """
     largest = ", ".join(
         f"{buffer.name} {_amount(buffer.nbytes)}" for buffer in least.live[:_NAMED_BUFFERS]
     )
     share = limit / on.chip.device_hbm_bytes
     larger = smallest_slice(on, least.bytes * on.devices, share)
-    advice = "Take a smaller batch, a shorter sequence or more rematerialisation"
+    verdict = "fits" if proven else "that fits was found in the time given"
+    advice = "" if proven else "Give the search more time. "
     if larger is not None:
-        advice = (
-            f"The smallest slice with as much memory in all is {larger.name}; or take a smaller "
-            "batch, a shorter sequence or more rematerialisation"
-        )
+        advice += f"The smallest slice with as much memory in all is {larger.name}. "
+    advice += "Or take a smaller batch, a shorter sequence or more rematerialisation"
     return DoesNotFitError(
-        f"no sharding of {program} fits: the least memory found is {_amount(least.bytes)} a "
+        f"no sharding of {program} {verdict}: the least memory found is {_amount(least.bytes)} a "
         f"device, {_amount(least.bytes - limit)} more than the {_amount(limit)} that may be used; "
         f"most is taken by {largest}",
         where=on.name,

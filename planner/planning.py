@@ -71,7 +71,7 @@ def plan(
       mesh: the logical mesh to use, axis name -> size; searched for where None.
       pinned: path of an argument -> PartitionSpec that it must keep; needs `mesh`.
       memory_fraction: part of a device's HBM that the program may use.
-      time_limit_s: seconds for the search.
+      time_limit_s: seconds to search further meshes after the first, which is always planned.
       seed: for the solver.
       model_flops: FLOPs of one step that count for MFU; without it every matrix multiplication
         of the program counts, recomputed ones too.

@@ -30,6 +30,8 @@ _MEMORY_ROUNDS = 3
 _SEARCH_GAP = 2e-3
 _FINAL_GAP = 1e-4
 _LEAST_SECONDS = 2.0
+_FIRST_MESH_SECONDS = 120.0
+"""The first run on a machine compiles the solver's kernels, which takes seconds."""
 _NOTICED = 1.02
 """By how much the two measures of memory must differ to solve again."""
 _BINDING = 1.1
@@ -74,6 +76,18 @@ class Candidate:
 
 
 @dataclass(frozen=True)
+class Misfit:
+    """No plan on a mesh keeps within the memory: the least that was found.
+
+    Attributes:
+      proven: no sharding fits by the integer program; otherwise none was found in time.
+    """
+
+    least: PeakMemory
+    proven: bool
+
+
+@dataclass(frozen=True)
 class Considered:
     """What became of one mesh."""
 
@@ -111,13 +125,15 @@ def search_meshes(
 ) -> SearchResult:
     """Plans a program on every mesh in turn, as far as the time limit lets it.
 
+    The first mesh is always planned, however long it takes; the limit is for the others.
+
     Raises:
       DoesNotFitError: no mesh has a plan within the memory limit.
     """
     deadline = time.monotonic() + time_limit_s
     best: Candidate | None = None
     considered: list[Considered] = []
-    least: PeakMemory | None = None
+    misfits: list[Misfit] = []
     for number, mesh in enumerate(meshes):
         left = deadline - time.monotonic()
         if left <= 0 and number > 0:
@@ -129,13 +145,16 @@ def search_meshes(
             prepared,
             build_problem(prepared.nodes, prepared.fusions, prepared.buffers, mesh, fixed_on(mesh)),
             memory_limit,
-            max(left, _LEAST_SECONDS),
+            _FIRST_MESH_SECONDS if number == 0 else max(left, _LEAST_SECONDS),
             seed,
             _SEARCH_GAP,
         )
-        if isinstance(outcome, PeakMemory):
-            least = outcome if least is None or outcome.bytes < least.bytes else least
-            considered.append(Considered(mesh, "does not fit", None, outcome.bytes))
+        if number == 0:
+            deadline = time.monotonic() + time_limit_s
+        if isinstance(outcome, Misfit):
+            misfits.append(outcome)
+            status = "does not fit" if outcome.proven else "no plan that fits found in time"
+            considered.append(Considered(mesh, status, None, outcome.least.bytes))
             continue
         evaluation = outcome.evaluation
         considered.append(Considered(mesh, "planned", evaluation.step_s, evaluation.peak.bytes))
@@ -143,8 +162,10 @@ def search_meshes(
         if best_step is None or evaluation.step_s < best_step * (1 - _WORTH_A_MESH):
             best = outcome
     if best is None:
-        assert least is not None
-        raise does_not_fit(prepared.program.name, meshes[0].slice, memory_limit, least)
+        least = min((misfit.least for misfit in misfits), key=lambda peak: peak.bytes)
+        proven = len(misfits) == len(meshes) and all(misfit.proven for misfit in misfits)
+        name, on = prepared.program.name, meshes[0].slice
+        raise does_not_fit(name, on, memory_limit, least, proven=proven)
     on_progress(Progress("polish", len(meshes), len(meshes), best.evaluation.step_s))
     left = max(deadline - time.monotonic(), _LEAST_SECONDS)
     polished = solve_mesh(
@@ -176,7 +197,7 @@ def solve_mesh(
     seed: int,
     gap: float,
     warm: Sequence[tuple[int, ...]] = (),
-) -> Candidate | PeakMemory:
+) -> Candidate | Misfit:
     """The best candidate on one mesh, or the least memory found where none fits.
 
     The integer program knows memory and overlap only nearly. Where its memory differs from the
@@ -186,6 +207,7 @@ def solve_mesh(
     deadline = time.monotonic() + time_limit_s
     best: Candidate | None = None
     least: PeakMemory | None = None
+    proven = False
     for weight in _HIDING_WEIGHTS:
         limit = memory_limit
         for _ in range(_MEMORY_ROUNDS):
@@ -198,6 +220,7 @@ def solve_mesh(
             )
             candidate = evaluate_choices(prepared, problem, solution)
             peak = candidate.evaluation.peak
+            proven = solution.bound == float("inf")
             for found in (peak, problem.peak_memory(solution.choices)):
                 if found.bytes > memory_limit and (least is None or found.bytes < least.bytes):
                     least = found
@@ -215,7 +238,7 @@ def solve_mesh(
             break
     if best is not None:
         return best
-    return least or peak
+    return Misfit(least or peak, proven)
 
 
 def evaluate_choices(prepared: Prepared, problem: ShardingProblem, solution: Solution) -> Candidate:
