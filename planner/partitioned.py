@@ -23,6 +23,7 @@ from shardwright.planner.collectives import (
 from shardwright.planner.constraints import ValueConstraint
 from shardwright.planner.graph import OP_ID, OpGraph, number_operations, operations
 from shardwright.planner.mlir import ir
+from shardwright.planner.nodes import BARRIER
 from shardwright.planner.program import Program
 from shardwright.planner.rules import write_own_rule
 
@@ -90,11 +91,21 @@ def partition(
     """Runs Shardy on a program with these constraints, in process."""
     with program.module() as module:
         number_operations(module)
-        for op in operations(module):
-            write_own_rule(op)
         annotate(module, mesh_shape, constraints, in_shardings, out_shardings)
-        mlir.run_passes(module, mlir.PROPAGATE, mlir.INSERT_RESHARDS, mlir.RESHARDS_TO_COLLECTIVES)
+        _write_own_rules(module, graph)
+        mlir.run_passes(module, mlir.PROPAGATE)
+        _write_own_rules(module, graph)  # propagation drops them
+        mlir.run_passes(module, mlir.INSERT_RESHARDS, mlir.RESHARDS_TO_COLLECTIVES)
         return _Reader(module, graph, mesh_shape).read()
+
+
+def _write_own_rules(module: Any, graph: OpGraph) -> None:
+    for op in operations(module):
+        if OP_ID not in op.attributes or op.regions or op.name == BARRIER:
+            continue
+        known = graph.ops[ir.IntegerAttr(op.attributes[OP_ID]).value]
+        if known.operands and known.results and not known.manual:
+            write_own_rule(op, known.rule)
 
 
 class _Reader:

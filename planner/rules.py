@@ -94,9 +94,14 @@ def own_rule(op: Any) -> Rule | None:
     return _elementwise_rule(op) if name.startswith("chlo.") else None
 
 
-def write_own_rule(op: Any) -> None:
-    """Tells Shardy the rule that is not its own, so that it partitions as it was planned."""
-    rule = own_rule(op)
+def write_own_rule(op: Any, known: Rule | None) -> None:
+    """Tells Shardy a rule that is not its own, so that it partitions as the compiler does.
+
+    Args:
+      op: an MLIR operation.
+      known: its rule in the op graph; where there is none, its tensors stay whole.
+    """
+    rule = own_rule(op) if known is not None else _whole_rule(op)
     if rule is None:
         return
     operands, results = (
@@ -141,6 +146,21 @@ def _elementwise_rule(op: Any) -> Rule | None:
     maps = [identity if shape else () for shape in shapes]
     split = len(op.operands)
     return Rule(full, tuple(maps[:split]), tuple(maps[split:]))
+
+
+def _whole_rule(op: Any) -> Rule | None:
+    """A rule for an operation that nothing is known of: no dimension may be sharded."""
+    types = [value.type for value in (*op.operands, *op.results)]
+    if not all(isinstance(t, ir.RankedTensorType) for t in types):
+        return None
+    sizes: list[int] = []
+    maps: list[DimFactors] = []
+    for type_ in types:
+        maps.append(tuple((len(sizes) + i,) for i in range(type_.rank)))
+        sizes += type_.shape
+    split = len(op.operands)
+    every = frozenset(range(len(sizes)))
+    return Rule(tuple(sizes), tuple(maps[:split]), tuple(maps[split:]), replicated=every)
 
 
 def _top_k_rule(op: Any) -> Rule:
