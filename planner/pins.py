@@ -20,8 +20,8 @@ def specs_by_path(
     """Checks the pins of a plan against its program and mesh.
 
     Raises:
-      InputError: no mesh was given, a path or an axis does not exist, an axis is used twice, or a
-        dimension does not divide.
+      InputError: no mesh was given, a path or an axis does not exist, an axis is used twice, the
+        axes of a dimension are not in the order of the mesh, or a dimension does not divide.
     """
     if pinned and mesh is None:
         raise InputError(
@@ -40,6 +40,15 @@ def specs_by_path(
                 do=f"Use the path of one: {', '.join(near)}",
             )
         found[path] = dim_axes_of(spec, inputs[path], mesh or {}, where=f"pinned {path}")
+        order = list(mesh or {})
+        for dim in found[path]:
+            names = [axis.name for axis in dim]
+            if names != sorted(names, key=order.index):
+                raise InputError(
+                    f"{spec} has axes of one dimension in another order than the mesh",
+                    where=f"pinned {path}",
+                    do=f"Name them as in the mesh, {', '.join(order)}, or order the mesh otherwise",
+                )
     return found
 
 
