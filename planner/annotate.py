@@ -17,9 +17,6 @@ from shardwright.planner.constraints import Demand, Site, ValueConstraint
 from shardwright.planner.graph import OpKey, operation_keys
 from shardwright.planner.mlir import ir, sdy
 
-_LEAST_FOUND = 0.8
-"""On another platform, the least part of the constraints that must have a place."""
-
 
 def annotate(
     module: Any,
@@ -38,8 +35,11 @@ def annotate(
       same_platform: the module was lowered for the platform that was planned for. On another,
         JAX may lower a few functions to other operations; their constraints are left out.
 
+    A constraint only ever replaces a reader's operand by the same value in another sharding, so
+    that whatever program this is, it computes what it did.
+
     Raises:
-      InputError: a constraint's operation is not in the module: it is another program.
+      InputError: a constraint's value or reader is not in the module: it is another program.
     """
     mesh = _mesh_symbol(module, mesh_shape)
     main = mlir.main_function(module)
@@ -47,24 +47,40 @@ def annotate(
         _set_shardings(main, "arg_attrs", mesh, in_shardings)
     if out_shardings is not None:
         _set_shardings(main, "res_attrs", mesh, out_shardings)
-    finder = _Finder(module, main)
-    # Values and readers are looked up before anything moves.
-    places = []
+    places = _places(module, constraints, skip_missing=not same_platform)
+    for constraint, value, uses in places:
+        _constrain(mesh, constraint, value, uses)
+
+
+def check_program(module: Any, constraints: Sequence[ValueConstraint]) -> None:
+    """Raises InputError where a normalised module is not the one that was planned."""
+    _places(module, constraints, skip_missing=False)
+
+
+_Place = tuple[ValueConstraint, Any, list[tuple[Demand, Any, int]]]
+
+
+def _places(
+    module: Any, constraints: Sequence[ValueConstraint], *, skip_missing: bool
+) -> list[_Place]:
+    """The value of each constraint and the operands that read it, before anything moves."""
+    finder = _Finder(module, mlir.main_function(module))
+    places: list[_Place] = []
     for constraint in constraints:
         try:
             value = finder.value(constraint.site)
-            if len(value.type.shape) != len(constraint.made):
-                raise KeyError(constraint.site.key)
             uses = [(d, *finder.use(d.site)) for d in constraint.demands]
+            told = [constraint.made, constraint.copy, *(d.sharding for d in constraint.demands)]
+            rank = len(value.type.shape)
+            fits = all(sharding is None or len(sharding) == rank for sharding in told)
+            if not fits or any(op.operands[operand] != value for _, op, operand in uses):
+                raise KeyError(constraint.site.key)
         except (KeyError, IndexError):
-            if same_platform:
+            if not skip_missing:
                 raise _another_program(constraint.site.key) from None
             continue
         places.append((constraint, value, uses))
-    if constraints and len(places) < _LEAST_FOUND * len(constraints):
-        raise _another_program(None)
-    for constraint, value, uses in places:
-        _constrain(mesh, constraint, value, uses)
+    return places
 
 
 def sharding_attribute(mesh: str, sharding: DimAxes) -> Any:
@@ -161,14 +177,9 @@ class _Finder:
 
 
 def _another_program(key: OpKey | None) -> InputError:
-    what = "most of the plan's constraints are on operations that this program does not have"
-    if key is not None:
-        what = (
-            f"the plan constrains {key.op} number {key.ordinal} at {key.location!r}, which this "
-            "program does not have"
-        )
+    where = "an argument" if key is None else f"{key.op} number {key.ordinal} at {key.location!r}"
     return InputError(
-        what,
+        f"the plan constrains {where}, which this program does not have or uses otherwise",
         where="annotation",
         do="Plan this program again: it is not the one that was planned",
     )

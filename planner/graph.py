@@ -449,7 +449,7 @@ class _SourceLines:
 
 def _scalar_integer(op: Any) -> int | None:
     """What a constant operation holds where that is one integer."""
-    if op.name not in _CONSTANTS or not isinstance(op.attributes["value"], ir.DenseIntElementsAttr):
+    if op.name not in _CONSTANTS or not isinstance(op.results[0].type.element_type, ir.IntegerType):
         return None
     dense = op.attributes["value"]
     return int(dense[0]) if dense.type.rank == 0 else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import json
 from collections.abc import Callable, Sequence
 from functools import cached_property
@@ -10,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax._src.interpreters.mlir import dtype_to_ir_type
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from pydantic import ValidationError
 
@@ -18,7 +21,7 @@ from shardwright.errors import InputError
 from shardwright.hardware_profiles.chip import parse_chip
 from shardwright.hardware_profiles.mesh import AxisRef, LogicalMesh, order_devices
 from shardwright.planner import mlir
-from shardwright.planner.annotate import annotate
+from shardwright.planner.annotate import annotate, check_program
 from shardwright.planner.collectives import DimAxes
 from shardwright.planner.constraints import Demand, Site, ValueConstraint
 from shardwright.planner.graph import OpKey
@@ -189,24 +192,29 @@ class Plan:
         """
         mesh = self.make_mesh(devices)
         self._check_arguments(args)
+        args = jax.tree.map(abstract, args)
         platform = mesh.devices.flat[0].platform
         in_specs = [_partition_spec(t.spec) for t in self.data.program.inputs]
         out_specs = [_partition_spec(t.spec) for t in self.data.program.outputs]
         in_tree: Any = jax.tree.structure(args)
+        donated = self.data.program.donate_argnums
         with mesh_context(self.mesh_axes):
             out_tree: Any = jax.tree.structure(jax.eval_shape(fn, *args))
-        if out_tree.num_leaves != len(out_specs):
-            raise InputError(
-                f"the function returns {out_tree.num_leaves} arrays and the planned one returned "
-                f"{len(out_specs)}",
-                where=function_name(fn),
-                do=_PLAN_AGAIN,
-            )
-        with mesh_context(self.mesh_axes):
+            if out_tree.num_leaves != len(out_specs):
+                raise InputError(
+                    f"the function returns {out_tree.num_leaves} arrays and the planned one "
+                    f"returned {len(out_specs)}",
+                    where=function_name(fn),
+                    do=_PLAN_AGAIN,
+                )
+            if platform != self.data.versions.platform:
+                self._check_program(
+                    lower_for_planning(fn, args, donated, self.data.versions.platform)
+                )
             lowered: jax.stages.Lowered = lower_for_planning(
                 fn,
                 args,
-                self.data.program.donate_argnums,
+                donated,
                 platform,
                 in_shardings=in_tree.unflatten([NamedSharding(mesh, s) for s in in_specs]),
                 out_shardings=out_tree.unflatten([NamedSharding(mesh, s) for s in out_specs]),
@@ -242,6 +250,13 @@ class Plan:
         """The constraints that the plan puts inside the program."""
         return tuple(_constraint(c) for c in self.data.constraints)
 
+    def _check_program(self, lowered: Any) -> None:
+        """Raises InputError where a program lowered for the planned platform is another one."""
+        module = lowered.compiler_ir("stablehlo")
+        with module.context:
+            mlir.normalize(module)
+            check_program(module, self.constraints())
+
     def _check_arguments(self, args: Sequence[Any]) -> None:
         leaves = jax.tree_util.tree_leaves_with_path(tuple(args))
         planned = self.data.program.inputs
@@ -252,8 +267,7 @@ class Plan:
                 do=_PLAN_AGAIN,
             )
         for (path, leaf), tensor in zip(leaves, planned, strict=True):
-            shape = tuple(np.shape(leaf))
-            dtype = mlir_dtype(getattr(leaf, "dtype", np.asarray(leaf).dtype))
+            shape, dtype = tensor_type(leaf)
             if shape != tuple(tensor.shape) or dtype != tensor.dtype:
                 raise InputError(
                     f"{dtype}{list(shape)} is given and {tensor.dtype}{tensor.shape} was planned",
@@ -284,10 +298,26 @@ class _PlannedFunction:
         return self._compiled(*tree.unflatten(jax.device_put(leaves, self._shardings)))
 
 
+def abstract(leaf: Any) -> jax.ShapeDtypeStruct:
+    """The shape and type of an argument, whatever device it is on."""
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+    aval = jax.typeof(leaf)
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
+
+
+def tensor_type(leaf: Any) -> tuple[tuple[int, ...], str]:
+    """Shape and StableHLO element type of an argument as the program sees it."""
+    wanted = abstract(leaf)
+    if jnp.issubdtype(wanted.dtype, jax.dtypes.prng_key):
+        data = jax.eval_shape(jax.random.key_data, wanted)
+        return tuple(data.shape), mlir_dtype(data.dtype)
+    return tuple(wanted.shape), mlir_dtype(wanted.dtype)
+
+
+@functools.cache
 def mlir_dtype(dtype: Any) -> str:
     """StableHLO's name of a dtype ("f32", "bf16", "ui8")."""
-    from jax._src.interpreters.mlir import dtype_to_ir_type
-
     with mlir.new_context():
         return str(dtype_to_ir_type(np.dtype(dtype)))
 

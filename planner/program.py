@@ -183,8 +183,15 @@ def lower_for_planning(
     Raises:
       InputError: the function does not trace with these arguments.
     """
+
+    # JAX keeps the module of a lowering, and annotations change it: a function of its own gets
+    # a module of its own.
+    def own(*own_args: Any) -> Any:
+        return fn(*own_args)
+
+    own.__name__ = function_name(fn)
     with _user_errors(fn):
-        jitted = jax.jit(fn, donate_argnums=tuple(donate_argnums), keep_unused=True, **jit_options)
+        jitted = jax.jit(own, donate_argnums=tuple(donate_argnums), keep_unused=True, **jit_options)
         return jitted.trace(*args).lower(lowering_platforms=(platform,))
 
 

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from shardwright.hardware_profiles.mesh import AxisRef
 from shardwright.planner import mlir
 from shardwright.planner.collectives import DimAxes, Step, read_step, shards
+from shardwright.planner.mlir import ir
 from shardwright.planner.strategies import IntArray
 
 _LARGE = 2**20
@@ -29,6 +30,10 @@ Dims = tuple[int, ...]
 Pattern = tuple[Dims, tuple[int, ...]]
 """Sizes of the dimensions that an axis shards, in order since Shardy goes through them in order;
 and for each axis which of them it shards before and after (-1: none)."""
+
+
+_OUT_OF_REACH = 1e-9
+"""Divisor of a step that would move a billion times the tensor."""
 
 
 @dataclass(frozen=True)
@@ -163,7 +168,23 @@ def axis_names(axes: int) -> tuple[str, ...]:
 
 
 def ask_shardy(sizes: tuple[int, ...], patterns: list[Pattern]) -> list[Answer]:
-    """Puts patterns of change to Shardy."""
+    """Puts patterns of change to Shardy.
+
+    On axes whose sizes are not powers of two its pass fails on some changes. Such a change is
+    priced out of reach, so that no plan has it.
+    """
+    try:
+        return _ask_shardy(sizes, patterns)
+    except ir.MLIRError:
+        if len(patterns) == 1:
+            every_axis = tuple(AxisRef(name) for name in axis_names(len(sizes)))
+            out_of_reach = Step("all_to_all", every_axis, _OUT_OF_REACH)
+            return [Answer((out_of_reach,), (1,) * len(patterns[0][0]))]
+    half = len(patterns) // 2
+    return ask_shardy(sizes, patterns[:half]) + ask_shardy(sizes, patterns[half:])
+
+
+def _ask_shardy(sizes: tuple[int, ...], patterns: list[Pattern]) -> list[Answer]:
     names = axis_names(len(sizes))
     shape = dict(zip(names, sizes, strict=True))
     text = [mesh_text(shape)]
