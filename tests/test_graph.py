@@ -260,7 +260,7 @@ def test_reach_of_a_window(case: str) -> None:
 
 
 def test_halo_of_a_convolution_is_what_xla_sends() -> None:
-    mesh = jax.make_mesh((2, 4), ("data", "rows"))
+    mesh = jax.make_mesh((2, 4), ("data", "rows"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
     rows = jax.NamedSharding(mesh, P("data", "rows"))
     compiled = (
         jax.jit(lambda x: conv(x, 5, 1, "SAME"), in_shardings=rows, out_shardings=rows)

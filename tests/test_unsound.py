@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.sharding import NamedSharding
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from shardwright.planner.graph import build_graph
@@ -33,7 +33,7 @@ def normal(shape: tuple[int, ...], seed: int = 0) -> jax.Array:
 
 @functools.cache
 def mesh() -> jax.sharding.Mesh:
-    return jax.make_mesh(tuple(AXES.values()), tuple(AXES))
+    return jax.make_mesh(tuple(AXES.values()), tuple(AXES), axis_types=(AxisType.Auto,) * len(AXES))
 
 
 def sharding(on: dict[str, str], dims: str) -> NamedSharding:
