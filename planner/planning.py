@@ -55,7 +55,7 @@ def plan(
     mesh: Mapping[str, int] | None = None,
     pinned: Mapping[str, PartitionSpec] | None = None,
     memory_fraction: float = 0.9,
-    time_limit_s: float = 15.0,
+    time_limit_s: float = 12.0,
     seed: int = 0,
     model_flops: float | None = None,
     chip: ChipProfile | None = None,

@@ -91,7 +91,7 @@ def plan(
     memory_fraction: Annotated[
         float, typer.Option(help="Part of a device's memory that may be used, up to 1.")
     ] = 0.9,
-    time_limit: Annotated[float, typer.Option(help="Seconds of search.")] = 15.0,
+    time_limit: Annotated[float, typer.Option(help="Seconds of search.")] = 12.0,
     seed: Annotated[int, typer.Option(help="Of the solver's random choices.")] = 0,
     chip: options.Chip = None,
     args: options.Arguments = None,
