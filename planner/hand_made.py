@@ -18,7 +18,7 @@ from shardwright.planner.partitioned import partition
 from shardwright.planner.pins import dim_axes_of
 from shardwright.planner.plan_schema import EstimateModel
 from shardwright.planner.planning import estimate_model
-from shardwright.planner.program import Program, Tensor, mesh_context
+from shardwright.planner.program import Program, Tensor, in_mesh
 from shardwright.planner.search import Prepared, prepare
 
 
@@ -53,8 +53,7 @@ def evaluate(
     if isinstance(fn, Program):
         program = fn
     else:
-        with mesh_context(mesh):
-            program = Program.trace(fn, *args, donate_argnums=donate_argnums)
+        program = in_mesh(mesh, lambda: Program.trace(fn, *args, donate_argnums=donate_argnums))
     ins = _shardings(in_specs, program.in_tree, program.inputs, mesh, "in_specs")
     outs = _result_shardings(program, out_specs, ins, mesh)
     prepared = prepare(program)

@@ -36,7 +36,7 @@ from shardwright.planner.plan_schema import (
     Spec,
     TensorModel,
 )
-from shardwright.planner.program import function_name, lower_for_planning, mesh_context
+from shardwright.planner.program import function_name, in_mesh, lower_for_planning, traced_output
 
 _PLAN_AGAIN = "Plan again with these arguments, or call with those that were planned"
 
@@ -198,27 +198,29 @@ class Plan:
         out_specs = [_partition_spec(t.spec) for t in self.data.program.outputs]
         in_tree: Any = jax.tree.structure(args)
         donated = self.data.program.donate_argnums
-        with mesh_context(self.mesh_axes):
-            out_tree: Any = jax.tree.structure(jax.eval_shape(fn, *args))
-            if out_tree.num_leaves != len(out_specs):
-                raise InputError(
-                    f"the function returns {out_tree.num_leaves} arrays and the planned one "
-                    f"returned {len(out_specs)}",
-                    where=function_name(fn),
-                    do=_PLAN_AGAIN,
-                )
-            if platform != self.data.versions.platform:
-                self._check_program(
-                    lower_for_planning(fn, args, donated, self.data.versions.platform)
-                )
-            lowered: jax.stages.Lowered = lower_for_planning(
-                fn,
-                args,
-                donated,
-                platform,
-                in_shardings=in_tree.unflatten([NamedSharding(mesh, s) for s in in_specs]),
-                out_shardings=out_tree.unflatten([NamedSharding(mesh, s) for s in out_specs]),
+        out_tree: Any = jax.tree.structure(in_mesh(self.mesh_axes, lambda: traced_output(fn, args)))
+        if out_tree.num_leaves != len(out_specs):
+            raise InputError(
+                f"the function returns {out_tree.num_leaves} arrays and the planned one returned "
+                f"{len(out_specs)}",
+                where=function_name(fn),
+                do=_PLAN_AGAIN,
             )
+        planned_platform = self.data.versions.platform
+
+        def lower(on: str, **shardings: Any) -> jax.stages.Lowered:
+            lowered: jax.stages.Lowered = in_mesh(
+                self.mesh_axes, lambda: lower_for_planning(fn, args, donated, on, **shardings)
+            )
+            return lowered
+
+        if platform != planned_platform:
+            self._check_program(lower(planned_platform))
+        lowered = lower(
+            platform,
+            in_shardings=in_tree.unflatten([NamedSharding(mesh, s) for s in in_specs]),
+            out_shardings=out_tree.unflatten([NamedSharding(mesh, s) for s in out_specs]),
+        )
         module: Any = lowered.compiler_ir("stablehlo")
         with module.context:
             mlir.normalize(module)
@@ -226,7 +228,7 @@ class Plan:
                 module,
                 self.mesh_axes,
                 self.constraints(),
-                same_platform=platform == self.data.versions.platform,
+                same_platform=platform == planned_platform,
             )
         return lowered
 

@@ -33,7 +33,7 @@ from shardwright.planner.plan_schema import (
     TensorModel,
     VersionsModel,
 )
-from shardwright.planner.program import Program, mesh_context
+from shardwright.planner.program import Program, in_mesh
 from shardwright.planner.search import (
     Prepared,
     Progress,
@@ -126,10 +126,7 @@ def _program(
 ) -> Program:
     if isinstance(fn, Program):
         return fn
-    if mesh is None:
-        return Program.trace(fn, *args, donate_argnums=donate_argnums)
-    with mesh_context(mesh):  # so that constraints in the function may name its axes
-        return Program.trace(fn, *args, donate_argnums=donate_argnums)
+    return in_mesh(mesh, lambda: Program.trace(fn, *args, donate_argnums=donate_argnums))
 
 
 def _meshes(on: Slice, shape: Mapping[str, int] | None) -> tuple[LogicalMesh, ...]:

@@ -12,7 +12,7 @@ import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 from jax import export as jax_export
@@ -24,6 +24,7 @@ from shardwright.planner import mlir
 from shardwright.planner.given import program_mesh
 from shardwright.planner.mlir import ir
 
+T = TypeVar("T")
 _EXPORT_HELP = "Pass the bytes that jax.export's Exported.serialize() returned"
 
 
@@ -162,6 +163,23 @@ def mesh_context(shape: Mapping[str, int]) -> AbstractContextManager[Any]:
     return use_abstract_mesh(mesh)
 
 
+def in_mesh(shape: Mapping[str, int] | None, make: Callable[[], T]) -> T:
+    """What `make` returns where functions may name the axes of a mesh.
+
+    A `shard_map` that was given a mesh of its own devices refuses any other around it, so such a
+    function is called without.
+    """
+    if shape is None:
+        return make()
+    try:
+        with mesh_context(shape):
+            return make()
+    except InputError as error:
+        if "context mesh" not in error.what:
+            raise
+    return make()
+
+
 def function_name(fn: Callable[..., Any]) -> str:
     """A readable name for a function, looking through partials."""
     while isinstance(fn, functools.partial):
@@ -193,6 +211,16 @@ def lower_for_planning(
     with _user_errors(fn):
         jitted = jax.jit(own, donate_argnums=tuple(donate_argnums), keep_unused=True, **jit_options)
         return jitted.trace(*args).lower(lowering_platforms=(platform,))
+
+
+def traced_output(fn: Callable[..., Any], args: Sequence[Any]) -> Any:
+    """Shapes and types of what a function returns, in its pytree.
+
+    Raises:
+      InputError: the function does not trace with these arguments.
+    """
+    with _user_errors(fn):
+        return jax.eval_shape(fn, *args)
 
 
 def _donated(
