@@ -30,6 +30,8 @@ _MEMORY_ROUNDS = 3
 _SEARCH_GAP = 2e-3
 _FINAL_GAP = 1e-4
 _LEAST_SECONDS = 2.0
+_AN_AXIS_MORE = 4.0
+"""How many times as long a mesh with more axes than any before is expected to take."""
 _FIRST_MESH_SECONDS = 120.0
 """The first run on a machine compiles the solver's kernels, which takes seconds."""
 _NOTICED = 1.02
@@ -125,7 +127,8 @@ def search_meshes(
 ) -> SearchResult:
     """Plans a program on every mesh in turn, as far as the time limit lets it.
 
-    The first mesh is always planned, however long it takes; the limit is for the others.
+    The first mesh is always planned, however long it takes; the limit is for the others. A mesh is
+    left out where meshes like it took longer than what is left.
 
     Raises:
       DoesNotFitError: no mesh has a plan within the memory limit.
@@ -134,9 +137,13 @@ def search_meshes(
     best: Candidate | None = None
     considered: list[Considered] = []
     misfits: list[Misfit] = []
+    took: dict[int, float] = {}
     for number, mesh in enumerate(meshes):
-        left = deadline - time.monotonic()
-        if left <= 0 and number > 0:
+        began = time.monotonic()
+        left = deadline - began
+        axes = len(mesh.shape)
+        likely = took.get(axes, _AN_AXIS_MORE * max(took.values(), default=0.0))
+        if left < likely:
             considered.append(Considered(mesh, "not tried: out of time"))
             continue
         best_step = None if best is None else best.evaluation.step_s
@@ -149,6 +156,7 @@ def search_meshes(
             seed,
             _SEARCH_GAP,
         )
+        took[axes] = max(took.get(axes, 0.0), time.monotonic() - began)
         if number == 0:
             deadline = time.monotonic() + time_limit_s
         if isinstance(outcome, Misfit):
