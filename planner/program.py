@@ -228,6 +228,13 @@ def _donated(
 ) -> tuple[int, ...]:
     """The arguments that are donated, by the caller or by a function that is jitted already."""
     donated = {asked} if isinstance(asked, int) else set(asked)
+    for number in donated:
+        if not 0 <= number < len(args):
+            raise InputError(
+                f"argument {number} is to be donated and there are {len(args)}",
+                where=function_name(fn),
+                do="Give positions of arguments, counted from 0",
+            )
     if isinstance(fn, jax.stages.Wrapped):
         with _user_errors(fn):
             info, _ = fn.trace(*args).args_info

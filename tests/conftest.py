@@ -4,3 +4,5 @@ import os
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+# pytest-xdist tells its workers that their terminal has 80 columns; there is no terminal.
+os.environ.pop("COLUMNS", None)

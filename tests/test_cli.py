@@ -292,7 +292,11 @@ def test_reader_that_goes_away_leaves_no_traceback(planned):
 
 
 def test_interrupt_ends_planning_quietly(tmp_path):
-    script = "import sys; from shardwright.cli import main; sys.exit(main())"
+    # A parent that runs in the background may have left interrupts ignored.
+    script = (
+        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        "from shardwright.cli import main; sys.exit(main())"
+    )
     options = ["llama3-70b", "-t", "v5p:8x8x8", "--batch=512", "--sequence=2048"]
     with subprocess.Popen(
         [sys.executable, "-u", "-c", script, "plan", *options, "-o", "plan.json"],
