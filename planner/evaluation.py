@@ -84,7 +84,8 @@ def evaluate_partitioned(
         first = graph.ops[fusion.ops[0]]
         kernel = kernel_seconds(graph, fusion, shapes, mesh.slice.chip)
         seconds = first.trips * float(kernel.total[0])
-        compute_by_op[fusion.time] = compute_by_op.get(fusion.time, 0.0) + seconds
+        last = fusion.ops[-1]
+        compute_by_op[last] = compute_by_op.get(last, 0.0) + seconds
         compute_by_loop[first.loop] = compute_by_loop.get(first.loop, 0.0) + seconds
     communications = [*_reduced_once(graph, partitioned), *_manual(graph, mesh)]
     collectives = tuple(_price(c, mesh) for c in communications)

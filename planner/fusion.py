@@ -3,17 +3,18 @@
 A chain of elementwise operations reads its inputs once and writes its outputs once. What a
 single later fusion reads is computed inside it; what several read is recomputed from its source
 where it has only one, and written otherwise. Reductions and matrix multiplications end a fusion,
-and a matrix multiplication takes the elementwise work that follows it along.
+and a matrix multiplication takes the elementwise work that follows it along. That work can follow
+one matrix multiplication only: of several whose results it combines, the last is that one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from shardwright.planner.given import CONSTRAINT
 from shardwright.planner.graph import Op, OpGraph
-from shardwright.planner.nodes import GROUP, NodeGraph, is_trivial
+from shardwright.planner.nodes import BARRIER, GROUP, NodeGraph, is_trivial
 
 IN_PLACE = ("stablehlo.dynamic_update_slice", "stablehlo.scatter")
 """Operations that write into their first operand's buffer where nothing else needs it."""
@@ -41,7 +42,8 @@ class Fusion:
       ops: the operations, in program order.
       reads: tensors that it reads from HBM, each once.
       writes: values that it writes to HBM.
-      time: the program point at which it runs (that of its last operation).
+      time: the program point at which it runs: that of its last operation; of a matrix
+        multiplication and what follows it, as soon as all that both read has been made.
     """
 
     ops: tuple[int, ...]
@@ -57,11 +59,13 @@ class FusionPlan:
     Attributes:
       materialized: value ids that reach HBM.
       fusion_of_op: operation id -> index into fusions.
+      made_of: value id without a buffer -> the values that it is a view of or computed from.
     """
 
     fusions: tuple[Fusion, ...] = field(repr=False)
     materialized: frozenset[int] = field(repr=False)
     fusion_of_op: dict[int, int] = field(repr=False)
+    made_of: dict[int, tuple[int, ...]] = field(repr=False)
 
 
 def plan_fusions(nodes: NodeGraph) -> FusionPlan:
@@ -78,12 +82,15 @@ class _Planner:
         self._runs_in: dict[int, frozenset[int]] = {}
         self._materialized: set[int] = set()
         self._transparent: dict[int, tuple[Read, ...]] = {}
+        self._followed_by: dict[int, int] = {}
+        self._roots: set[int] = set()
         kept = set(self._graph.results)
         for loop in self._graph.loops:
             kept.update(v for carry in loop.carries for v in (carry.init, carry.yielded))
         for join in self._graph.joins:
             kept.update(join.yields)
         self._kept = kept
+        self._loop_ends = {loop.first_op - 1: loop.last_op for loop in self._graph.loops}
 
     def plan(self) -> FusionPlan:
         for op in reversed(self._graph.ops):
@@ -93,13 +100,48 @@ class _Planner:
         for op in self._graph.ops:
             if op.id in self._leader:
                 members.setdefault(self._leader[op.id], []).append(op.id)
-        fusions = tuple(self._fusion(ops) for ops in members.values())
+        fusions = [self._fusion(ops) for ops in members.values()]
         of_op = {op: i for i, fusion in enumerate(fusions) for op in fusion.ops}
-        return FusionPlan(fusions, frozenset(self._materialized), of_op)
+        made_of = self._made_of()
+        for product, root in self._followed_by.items():
+            pair = (of_op[product], of_op[root])
+            reads = [read for i in pair for read in fusions[i].reads]
+            time = max([product, *(self._ready(read, made_of) for read in reads)])
+            for i in pair:
+                fusions[i] = replace(fusions[i], time=time)
+        return FusionPlan(tuple(fusions), frozenset(self._materialized), of_op, made_of)
+
+    def _ready(self, read: Read, made_of: dict[int, tuple[int, ...]]) -> int:
+        """The program point at which a tensor that is read has been made."""
+        pending, latest = [self._graph.ops[read.op].operands[read.operand]], -1
+        while pending:
+            value = pending.pop()
+            pending += made_of.get(value, ())
+            if value not in made_of:
+                producer = self._graph.values[value].producer
+                latest = max(latest, self._loop_ends.get(producer, producer))
+        return latest
+
+    def _made_of(self) -> dict[int, tuple[int, ...]]:
+        ops = self._graph.ops
+        found = {
+            value: tuple(ops[read.op].operands[read.operand] for read in reads)
+            for value, reads in self._transparent.items()
+        }
+        for op in ops:
+            if op.name in VIEWS:
+                found[op.results[0]] = op.operands[:1]
+            elif op.name == BARRIER:
+                found.update(zip(op.results, ((v,) for v in op.operands), strict=True))
+        return {value: of for value, of in found.items() if value not in self._materialized}
 
     def _fusible(self, op: Op) -> bool:
         node = self._nodes.node_of_op[op.id]
         return node >= 0 and self._nodes.nodes[node].kind == GROUP and op.name != _REDUCE
+
+    def _may_follow(self, root: Op, op: Op) -> bool:
+        """Whether a kernel, told by its last operation, can be the work that follows `op`."""
+        return op.name in _MATRIX and root.id in self._leader and root.id not in self._roots
 
     def _place(self, op: Op) -> None:
         """Decides in which kernel an operation runs; its readers are placed already."""
@@ -115,8 +157,10 @@ class _Planner:
         if op.name in VIEWS and not kept:
             self._runs_in[op.id] = own
             return
-        if op.name in _MATRIX and followed and not kept:
+        if one is not None and self._may_follow(one, op) and followed and not kept:
             self._transparent[results[0]] = ()
+            self._followed_by[op.id] = one.id
+            self._roots.add(one.id)
         elif self._fusible(op):
             node = self._nodes.node_of_op
             if followed and one is not None and node[one.id] == node[op.id]:

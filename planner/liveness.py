@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shardwright.planner.fusion import IN_PLACE, FusionPlan
+from shardwright.planner.fusion import IN_PLACE, Fusion, FusionPlan, Read
 from shardwright.planner.given import CONSTRAINT
 from shardwright.planner.graph import OpGraph
-from shardwright.planner.nodes import NodeGraph
+from shardwright.planner.nodes import GROUP, NodeGraph
+
+_REORDERS = ("stablehlo.reduce", "stablehlo.transpose")
+"""Members of elementwise groups that read elements elsewhere than they write."""
 
 
 @dataclass(frozen=True)
@@ -28,17 +31,20 @@ def lifetimes(nodes: NodeGraph, fusions: FusionPlan) -> tuple[Lifetime, ...]:
 
     Arguments live throughout, donated or not: a donated one is taken over by the result that
     aliases it, so that result needs none of its own. A loop-carried value has one buffer for its
-    initial value, every pass and the result.
+    initial value, every pass and the result, and a second one where a pass cannot write the next
+    value over the one that it reads.
     """
     return _Lifetimes(nodes, fusions).find()
 
 
 class _Lifetimes:
     def __init__(self, nodes: NodeGraph, fusions: FusionPlan) -> None:
+        self._nodes = nodes
         self._graph: OpGraph = nodes.graph
         self._fusions = fusions
         self._end_of_program = len(self._graph.ops)
         self._last: dict[int, int] = {}
+        self._written: dict[int, int] = {}
         self._owner: dict[int, int] = {}
 
     def find(self) -> tuple[Lifetime, ...]:
@@ -46,9 +52,10 @@ class _Lifetimes:
         for fusion in self._fusions.fusions:
             for read in fusion.reads:
                 value = graph.ops[read.op].operands[read.operand]
-                # An elementwise kernel may write over an input that dies with it.
-                in_place = len(fusion.ops) > 1 or fusion.ops[0] != read.op
-                self._extend(value, fusion.time + (0 if in_place else 1))
+                for buffer in self._buffers_of(value):
+                    over = self._writes_over(read) and self._fits(buffer, fusion)
+                    self._extend(buffer, fusion.time + (0 if over else 1))
+            self._written.update(dict.fromkeys(fusion.writes, fusion.time))
         for position, value in enumerate(graph.results):
             if position not in graph.aliases:
                 self._extend(value, self._end_of_program)
@@ -67,6 +74,29 @@ class _Lifetimes:
                 found.append(Lifetime(owner, start, max(end, start + 1)))
         return tuple(found)
 
+    def _buffers_of(self, value: int) -> list[int]:
+        """The values with buffers that are read for a value, which may be a view of them."""
+        if value not in self._fusions.made_of:
+            return [value]
+        return [b for v in self._fusions.made_of[value] for b in self._buffers_of(v)]
+
+    def _writes_over(self, read: Read) -> bool:
+        """Whether a kernel may write its result over a tensor that it reads here and that dies."""
+        op = self._graph.ops[read.op]
+        if op.name in IN_PLACE:
+            return read.operand == 0
+        elementwise = self._nodes.nodes[self._nodes.node_of_op[op.id]].kind == GROUP
+        return elementwise and op.name not in _REORDERS
+
+    def _fits(self, buffer: int, fusion: Fusion) -> bool:
+        """Whether a kernel writes a value of the size of a buffer."""
+        values = self._graph.values
+        return any(values[w].nbytes == values[buffer].nbytes for w in fusion.writes)
+
+    def _overwrites(self, new: int, old: int) -> bool:
+        """Whether a value is written when another has been read for the last time."""
+        return self._last.get(old, 0) <= self._written.get(new, self._end_of_program)
+
     def _extend(self, value: int, time: int) -> None:
         self._last[value] = max(self._last.get(value, 0), time)
 
@@ -84,11 +114,13 @@ class _Lifetimes:
         """Values that share one buffer: loop carries, and results written in place."""
         graph = self._graph
         donated = self._donated()
+        not_donated = set(graph.arguments) - donated
         for loop in graph.loops:
             start = loop.first_op - 1
             for carry in loop.carries:
                 if graph.values[carry.argument].free:
                     continue
+                one_buffer = self._overwrites(carry.yielded, carry.argument)
                 self._extend(carry.argument, loop.last_op)
                 self._join(carry.result, carry.argument)
                 if carry.invariant or carry.init in donated:
@@ -96,14 +128,21 @@ class _Lifetimes:
                         self._join(carry.argument, carry.init)
                 else:
                     self._extend(carry.init, start)
-                if not carry.invariant:
+                if carry.invariant:
+                    continue
+                if one_buffer:
                     self._join(carry.yielded, carry.argument)
+                else:
+                    self._extend(carry.yielded, loop.last_op)
         for op in graph.ops:
             if op.name == CONSTRAINT:
                 self._join(op.results[0], op.operands[0])
         for op in graph.ops:
-            if op.name in IN_PLACE and self._last.get(op.operands[0], 0) <= op.id + 1:
-                self._join(op.results[0], op.operands[0])
+            if op.name not in IN_PLACE:
+                continue
+            over, made = op.operands[0], op.results[0]
+            if self._overwrites(made, over) and self._find_owner(over) not in not_donated:
+                self._join(made, over)
 
     def _donated(self) -> set[int]:
         return {self._graph.arguments[i] for i in self._graph.aliases.values()}
