@@ -13,6 +13,7 @@ from jax import lax
 import shardwright as sw
 from shardwright.hardware_profiles.mesh import meshes_for_shape
 from shardwright.hardware_profiles.slices import parse_slice
+from shardwright.models import build
 from shardwright.planner.plan_schema import OptionsModel
 from shardwright.planner.planning import make_plan
 from shardwright.planner.problem import ShardingProblem, build_problem
@@ -200,6 +201,26 @@ def test_strategies_are_priced_as_the_partitioner_runs_them(
         exact = evaluate_choices(prepared, problem, solution).evaluation
         assert exact.compute_s == pytest.approx(compute, rel=1e-6)
         assert exact.collective_s == pytest.approx(gathers + exposed, rel=0.1)
+
+
+@pytest.mark.parametrize("scanned", [True, False])
+def test_optimum_of_a_whole_train_step_is_priced_as_the_partitioner_runs_it(scanned: bool) -> None:
+    model = build(
+        "llama3-8b", layers=2, d_model=1024, heads=8, kv_heads=4, d_ff=2048, vocab=8192,
+        batch=32, sequence=512, scan_layers=scanned,
+    )  # fmt: skip
+    prepared = prepare(
+        sw.Program.trace(
+            model.train_step, *model.example_args, donate_argnums=model.donate_argnums
+        )
+    )  # fmt: skip
+    (mesh, *_) = meshes_for_shape(parse_slice("v5e:4x4"), {"x": 4, "y": 4})
+    problem = build_problem(prepared.nodes, prepared.fusions, prepared.buffers, mesh)
+    best = solve(problem.weighed(0.05, 1e15), gap=1e-3, time_limit_s=20)
+    compute, gathers, exposed = problem.seconds(best.choices)
+    exact = evaluate_choices(prepared, problem, best).evaluation
+    assert exact.compute_s == pytest.approx(compute, rel=1e-3)
+    assert exact.collective_s == pytest.approx(gathers + exposed, rel=0.01)
 
 
 def enumerate_least(program: Problem) -> float:
