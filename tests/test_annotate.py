@@ -199,6 +199,20 @@ def test_uneven_intermediates_compile_and_run(rows: int) -> None:
     np.testing.assert_allclose(fn(x), np.sin(x) * 2, rtol=1e-5)
 
 
+def test_part_of_an_axis_compiles_and_runs() -> None:
+    """Shardy's reshards go through parts of axes, so constraints may name them."""
+    fn = lambda a: jnp.sin(a) * 2  # noqa: E731
+    x = np.arange(64, dtype=np.float32).reshape(8, 8)
+    mesh = jax.make_mesh((2, 4), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
+    lowered = jax.jit(fn, in_shardings=jax.NamedSharding(mesh, P("x"))).lower(x)
+    module = lowered.compiler_ir("stablehlo")
+    site = Site("result", 0, key(Program.trace(fn, f32(8, 8)), "sine"))
+    with module.context:
+        annotate(module, MESH, [constraint(site, ((AxisRef("y", 1, 2),), ()), [])])
+        assert '"y":(1)2' in str(module)
+    np.testing.assert_allclose(lowered.compile()(x), np.sin(x) * 2, rtol=1e-5)
+
+
 def test_region_of_a_shard_map_is_planned_around_and_runs() -> None:
     def fn(x: jax.Array, w: jax.Array) -> jax.Array:
         local = lambda a, b: lax.psum(a @ b, "y")  # noqa: E731

@@ -69,6 +69,15 @@ def test_passes_of_a_counting_loop(case: str) -> None:
     assert tanh.trips == passes
 
 
+def test_trip_counts_are_read_from_shardy_s_constants_too() -> None:
+    # What stablehlo.constant becomes when Shardy imports a module.
+    text = LOOP.format(
+        start=0, limit=10, compare="LT", bound="%limit", step=1, handed_on=KEEP
+    ).replace("stablehlo.constant", "sdy.constant")
+    (loop,) = build_graph(Program.from_stablehlo(text)).loops
+    assert (loop.trips, loop.known_trips) == (10, True)
+
+
 UNKNOWN = {
     "limit that changes on the way": {"bound": "%n", "handed_on": SUBTRACT},
     "counting down": {"step": -1, "start": 10, "limit": 0, "compare": "GT"},
