@@ -27,7 +27,6 @@ MESHES = {
     "2x4": ("v5e:2x4", {"x": 2, "y": 4}),
 }
 LARGE, UNEVEN, TINY = 1024, 12, 16
-MOST_COMBINATIONS = 2_000_000
 
 
 def f32(*shape: int) -> jax.ShapeDtypeStruct:
@@ -158,6 +157,14 @@ DIFFERS_ON_CPU = {"random bits"}
 """JAX gives other random bits on another platform or in another number of shards."""
 
 
+TOO_MANY_ON_ONE_AXIS = {"scan's gradient", "two layers' gradient"}
+TOO_MANY_ON_TWO_AXES = TOO_MANY_ON_ONE_AXIS | {
+    "two dots", "two readers", "convolution's gradient", "layer norm", "pooling's gradient",
+    "scan", "branches",
+}  # fmt: skip
+"""More than two million combinations of strategies."""
+
+
 @functools.cache
 def problem_of(kind: str, mesh: str, size: int) -> tuple[Prepared, ShardingProblem]:
     fn, args = KINDS[kind]
@@ -236,14 +243,14 @@ def enumerate_least(program: Problem) -> float:
     return float(total.min())
 
 
-@pytest.mark.parametrize("mesh", ["4", "2x2"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "mesh"),
+    [(kind, "4") for kind in KINDS if kind not in TOO_MANY_ON_ONE_AXIS]
+    + [(kind, "2x2") for kind in KINDS if kind not in TOO_MANY_ON_TWO_AXES],
+)
 def test_optimum_is_that_of_enumeration(kind: str, mesh: str) -> None:
     _, problem = problem_of(kind, mesh, LARGE)
     program = problem.weighed(0.5, 1e15)
-    combinations = np.prod([len(rows) for rows in problem.strategies], dtype=float)
-    if combinations > MOST_COMBINATIONS:
-        pytest.skip("too many combinations to enumerate")
     found = solve(program, time_limit_s=20)
     assert found.cost == pytest.approx(enumerate_least(program), rel=1e-9)
 
