@@ -1,0 +1,1 @@
+"""The planning service: REST, jobs, store and web pages."""
