@@ -19,6 +19,7 @@ from shardwright.planner.pins import dim_axes_of
 from shardwright.planner.plan_schema import EstimateModel
 from shardwright.planner.planning import estimate_model
 from shardwright.planner.program import Program, Tensor, in_mesh
+from shardwright.planner.requests import EvaluateRequest, checked
 from shardwright.planner.search import Prepared, prepare
 
 
@@ -48,6 +49,15 @@ def evaluate(
     Raises:
       InputError: the slice, the function, the mesh or a spec is wrong.
     """
+    mesh = checked(
+        EvaluateRequest,
+        "evaluate",
+        topology=topology,
+        mesh=mesh,
+        donate_argnums=donate_argnums,
+        model_flops=model_flops,
+        chip=chip,
+    ).mesh
     on = parse_slice(topology, chip)
     meshes = meshes_for_shape(on, mesh)
     if isinstance(fn, Program):
@@ -126,9 +136,14 @@ def _shardings(
             where=where,
             do="Give one PartitionSpec for each array",
         )
+    for spec, tensor in zip(flat, tensors, strict=True):
+        if not is_spec(spec):
+            raise InputError(
+                f"{spec!r} is not a PartitionSpec",
+                where=f"{where} {tensor.path}",
+                do='Write jax.sharding.PartitionSpec("data", None), or None to replicate',
+            )
     return [
-        dim_axes_of(
-            PartitionSpec() if spec is None else spec, tensor, mesh, f"{where} {tensor.path}"
-        )
+        dim_axes_of(spec or PartitionSpec(), tensor, mesh, f"{where} {tensor.path}")
         for spec, tensor in zip(flat, tensors, strict=True)
     ]

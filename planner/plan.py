@@ -52,6 +52,15 @@ class Plan:
         self._in_tree = in_tree or _tree(data.program.in_tree)
         self._out_tree = out_tree or _tree(data.program.out_tree)
 
+    def __repr__(self) -> str:
+        axes = ", ".join(f"{name}={size}" for name, size in self.mesh_axes.items())
+        return (
+            f"<Plan of {self.data.program.name} on {self.data.topology}, mesh {axes}: "
+            f"{self.estimate.step_time_s:.3g} s a step, "
+            f"{self.estimate.peak_memory_bytes / 1e9:.3g} of "
+            f"{self.estimate.memory_capacity_bytes / 1e9:.3g} GB>"
+        )
+
     # -- what the plan says --------------------------------------------------------------------
 
     @property
@@ -361,8 +370,11 @@ def _damage(data: PlanModel) -> str:
             return f"program.{name}: {error}"
         if tree is not None and tree.num_leaves != len(tensors):
             return f"program.{name}: {tree.num_leaves} leaves for {len(tensors)} arrays"
-    if LogicalMesh.from_json(data.mesh, parse_chip(data.chip)).shape != data.mesh_axes:
+    mesh = LogicalMesh.from_json(data.mesh, parse_chip(data.chip))
+    if mesh.shape != data.mesh_axes:
         return "mesh_axes: they are not those of mesh"
+    if mesh.slice.name != data.topology:
+        return f"topology: the mesh is laid on {mesh.slice.name}"
     specs = [t.spec for t in (*program.inputs, *program.outputs)]
     for c in data.constraints:
         specs += [c.made, c.given or [], *(d.spec or [] for d in c.demands)]

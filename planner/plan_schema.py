@@ -41,11 +41,11 @@ class SiteModel(_Model):
     """A place in the program that is found again in a new lowering."""
 
     kind: Literal["argument", "result", "carry", "operand", "yield", "return"]
-    index: int
+    index: int = Field(ge=0, lt=2**31)
     location: str | None = None
     op: str | None = None
-    ordinal: int = 0
-    branch: int = 0
+    ordinal: int = Field(default=0, ge=0)
+    branch: int = Field(default=0, ge=0, lt=2**31)
 
 
 class DemandModel(_Model):

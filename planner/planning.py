@@ -11,7 +11,6 @@ import jax
 import jaxlib
 from jax.sharding import PartitionSpec
 
-from shardwright.errors import InputError
 from shardwright.hardware_profiles.chip import ChipProfile
 from shardwright.hardware_profiles.mesh import LogicalMesh, enumerate_meshes, meshes_for_shape
 from shardwright.hardware_profiles.slices import Slice, parse_slice
@@ -34,6 +33,7 @@ from shardwright.planner.plan_schema import (
     VersionsModel,
 )
 from shardwright.planner.program import Program, in_mesh
+from shardwright.planner.requests import PlanRequest, checked
 from shardwright.planner.search import (
     Prepared,
     Progress,
@@ -82,11 +82,22 @@ def plan(
       InputError: the slice, the function, the mesh or a pin is wrong.
       DoesNotFitError: no plan keeps within the memory.
     """
+    asked = checked(
+        PlanRequest,
+        "plan",
+        topology=topology,
+        donate_argnums=donate_argnums,
+        mesh=mesh,
+        pinned=pinned,
+        memory_fraction=memory_fraction,
+        time_limit_s=time_limit_s,
+        seed=seed,
+        model_flops=model_flops,
+        chip=chip,
+        on_progress=on_progress,
+    )
+    mesh, seed = asked.mesh, asked.seed
     report = on_progress or (lambda progress: None)
-    if not 0.0 < memory_fraction <= 1.0:
-        raise InputError(
-            f"memory_fraction is {memory_fraction}", where="plan", do="Give a number in (0, 1]"
-        )
     on = parse_slice(topology, chip)
     report(Progress("trace"))
     program = _program(fn, args, donate_argnums, mesh)
@@ -109,7 +120,7 @@ def plan(
     report(Progress("plan"))
     options = OptionsModel(
         topology=topology,
-        mesh=None if mesh is None else dict(mesh),
+        mesh=mesh,
         pinned={path: spec_of(sharding) for path, sharding in pins.items()},
         memory_fraction=memory_fraction,
         time_limit_s=time_limit_s,

@@ -110,7 +110,7 @@ def plan(
     """
     if output is not None:
         inputs.check_output(output)
-    if time_limit <= 0:
+    if not 0 < time_limit < float("inf"):
         raise InputError(
             f"{time_limit:g} seconds leave no time", where="--time-limit", do="Give more than 0"
         )
@@ -121,7 +121,7 @@ def plan(
             do="Give a number above 0 and up to 1",
         )
     axes = None if mesh is None else specs.parse_mesh(mesh)
-    pins = dict(map(specs.parse_pin, pin or ()))
+    pins = specs.parse_pins(pin or ())
     profile = _check_slice(topology, chip, axes)
     model_options = _model_options(settings, batch, sequence, layers, remat)
     with _planning(quiet or as_json) as report:

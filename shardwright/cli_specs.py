@@ -99,6 +99,22 @@ def parse_pin(text: str) -> tuple[str, Spec]:
     return path.strip(), parse_spec(spec, where=f"--pin {path}")
 
 
+def parse_pins(texts: Sequence[str]) -> dict[str, Spec]:
+    """Every --pin, by path.
+
+    Raises:
+      InputError: one is malformed, or two give one path different shardings.
+    """
+    pins: dict[str, Spec] = {}
+    for text in texts:
+        path, spec = parse_pin(text)
+        if pins.setdefault(path, spec) != spec:
+            raise InputError(
+                f"{path} is pinned to two shardings", where="--pin", do="Give each path once"
+            )
+    return pins
+
+
 def partition_spec(spec: Spec) -> PartitionSpec:
     """A spec for JAX."""
     from jax.sharding import PartitionSpec

@@ -122,6 +122,11 @@ BAD = {
     "mesh that is none": (["plan", *MLP, "--mesh=data"], ["--mesh", "'data'"]),
     "pin without a mesh": (["plan", *STEP, "--pin=[0]=data"], ["mesh"]),
     "pin that is none": (["plan", *STEP, "--mesh=data=4", "--pin=data"], ["--pin"]),
+    "pins that disagree": (
+        ["plan", *STEP, "--mesh=data=4", "--pin=[0]=data", "--pin=[0]=None,data"],
+        ["--pin", "[0] is pinned to two shardings"],
+    ),
+    "endless time limit": (["plan", *STEP, "--time-limit=inf"], ["--time-limit"]),
     "pin of no argument": (["plan", *STEP, "--mesh=data=4", "--pin=[7]=data"], ["[7]", "[0]"]),
     "pin to no axis": (["plan", *STEP, "--mesh=data=4", "--pin=[0]=model"], ["'model'", "data"]),
     "pin that does not divide": (

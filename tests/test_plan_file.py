@@ -53,6 +53,11 @@ BAD_FILES = {
     "a list": (lambda text: "[]", "not a Shardwright plan"),
     "another schema": (_broken(lambda d: d.update(schema_version=99)), "schema version 99"),
     "a field missing": (_broken(lambda d: d.pop("estimate")), "damaged at estimate"),
+    "another slice": (_broken(lambda d: d.update(topology="v4:2x2x2")), "damaged at topology"),
+    "an index out of range": (
+        _broken(lambda d: d["constraints"][0]["site"].update(index=10**30)),
+        r"damaged at constraints\.0\.site\.index",
+    ),
     "a field of another kind": (_broken(lambda d: d.update(mesh_axes=3)), "damaged at mesh_axes"),
 }
 
