@@ -36,6 +36,8 @@ def does_not_fit(
         f"most is taken by {largest}",
         where=on.name,
         do=advice,
+        least_bytes=least.bytes,
+        limit_bytes=limit,
     )
 
 

@@ -22,4 +22,23 @@ class InputError(ShardwrightError):
 
 
 class DoesNotFitError(ShardwrightError):
-    """No sharding keeps the program within the memory of the slice."""
+    """No sharding keeps the program within the memory of the slice.
+
+    Attributes:
+      least_bytes: the least memory of one device that a sharding was found to need; None where
+        it is not known.
+      limit_bytes: bytes of one device that may be used; None where they are not known.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        where: str = "",
+        do: str = "",
+        least_bytes: float | None = None,
+        limit_bytes: float | None = None,
+    ) -> None:
+        super().__init__(what, where=where, do=do)
+        self.least_bytes = least_bytes
+        self.limit_bytes = limit_bytes

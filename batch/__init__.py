@@ -1,0 +1,1 @@
+"""Many plans at once: sweeps over a grid, and planning in continuous integration."""
