@@ -23,6 +23,7 @@ from shardwright.errors import InputError
 from shardwright.planner import mlir
 from shardwright.planner.given import program_mesh
 from shardwright.planner.mlir import ir
+from shardwright.planner.program_file import ProgramNames, take_names, write_names
 
 T = TypeVar("T")
 _EXPORT_HELP = "Pass the bytes that jax.export's Exported.serialize() returned"
@@ -70,6 +71,22 @@ class Program:
         """A fresh copy of the module, in a context of its own that is current inside `with`."""
         with mlir.new_context():
             yield ir.Module.parse(self.bytecode)
+
+    def to_stablehlo(self) -> bytes:
+        """The program as StableHLO (MLIR bytecode), which `from_stablehlo` reads as it is here.
+
+        Unlike a jax.export artifact, for which JAX folds constants and rewrites operations, it
+        keeps every operation and its location, so that a plan of it runs the function that was
+        traced. Pytrees are not kept. It is read by the versions of jaxlib near the one here.
+        """
+        names = ProgramNames(
+            name=self.name,
+            in_paths=[tensor.path for tensor in self.inputs],
+            out_paths=[tensor.path for tensor in self.outputs],
+            donate_argnums=list(self.donate_argnums),
+        )
+        with self.module() as module:
+            return write_names(module, names)
 
     @staticmethod
     def trace(
@@ -149,6 +166,8 @@ class Program:
     @staticmethod
     def from_stablehlo(text_or_bytes: str | bytes) -> Program:
         """Reads a StableHLO module: text, MLIR bytecode, or a portable artifact.
+
+        Inputs and outputs are numbered, unless `to_stablehlo` wrote the module.
 
         Raises:
           InputError: it does not parse, has no main, or has dynamic shapes.
@@ -282,6 +301,10 @@ def _from_module(
         module = _parse(context, source, where)
         main = mlir.main_function(module)
         mlir.normalize(module)
+        names = take_names(module, where)
+        if names is not None and in_paths is None:
+            name, in_paths, out_paths = names.name, names.in_paths, names.out_paths
+            donate_argnums = tuple(names.donate_argnums)
         _check_shapes(mlir.entry_block(main), where)
         arguments = list(mlir.entry_block(main).arguments)
         results = list(mlir.last_operation(mlir.entry_block(main)).operands)
