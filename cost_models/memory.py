@@ -100,12 +100,16 @@ def _round_up(sizes: FloatArray, multiple: float | FloatArray) -> FloatArray:
 
 @dataclass(frozen=True)
 class Buffer:
-    """Memory of `nbytes`, held in the half-open interval of program points [start, end)."""
+    """Memory of `nbytes`, held in the half-open interval of program points [start, end).
+
+    `kind` says what sort of data it holds, for sums by kind.
+    """
 
     name: str
     start: int
     end: int
     nbytes: float
+    kind: str = ""
 
 
 @dataclass(frozen=True)
@@ -149,3 +153,58 @@ def peak_memory(buffers: Sequence[Buffer]) -> PeakMemory:
         key=lambda buffer: -buffer.nbytes,
     )
     return PeakMemory(float(sum(buffer.nbytes for buffer in live)), time, tuple(live))
+
+
+@dataclass(frozen=True)
+class MemoryOverTime:
+    """Memory by kind of buffer at some program points, in order.
+
+    Attributes:
+      times: the program points.
+      by_kind: kind of buffer -> bytes at each of them.
+    """
+
+    times: tuple[int, ...]
+    by_kind: dict[str, tuple[float, ...]]
+
+
+def memory_over_time(buffers: Sequence[Buffer], most_points: int) -> MemoryOverTime:
+    """The memory of a program as a step function: what is held from each point to the next.
+
+    Where memory changes at more than `most_points` points, those are kept at which it is fullest
+    and emptiest in each of equally many spans, so that the peak and the shape of the curve stay.
+
+    Args:
+      buffers: as for `peak_memory`.
+      most_points: at least 4.
+    """
+    held = [buffer for buffer in buffers if buffer.end > buffer.start]
+    if not held:
+        return MemoryOverTime((), {})
+    kinds = list(dict.fromkeys(buffer.kind for buffer in held))
+    times = np.unique([point for buffer in held for point in (buffer.start, buffer.end)])
+    change = np.zeros((len(kinds), len(times)))
+    rows = [kinds.index(buffer.kind) for buffer in held]
+    sizes = [buffer.nbytes for buffer in held]
+    np.add.at(change, (rows, np.searchsorted(times, [b.start for b in held])), sizes)
+    np.subtract.at(change, (rows, np.searchsorted(times, [b.end for b in held])), sizes)
+    bytes_by_kind = np.cumsum(change, axis=1)
+    kept = _extremes(bytes_by_kind.sum(axis=0), most_points)
+    return MemoryOverTime(
+        tuple(int(time) for time in times[kept]),
+        {
+            kind: tuple(float(held_bytes) for held_bytes in row[kept])
+            for kind, row in zip(kinds, bytes_by_kind, strict=True)
+        },
+    )
+
+
+def _extremes(values: FloatArray, most: int) -> NDArray[np.int64]:
+    """Places of the first, the last, and of the largest and smallest value of each span."""
+    if len(values) <= most:
+        return np.arange(len(values))
+    spans = np.array_split(np.arange(len(values)), (most - 2) // 2)
+    kept = {0, len(values) - 1}
+    for span in spans:
+        kept |= {int(span[np.argmax(values[span])]), int(span[np.argmin(values[span])])}
+    return np.array(sorted(kept), dtype=np.int64)

@@ -49,6 +49,7 @@ class Evaluation:
       collective_s: seconds of all collectives.
       exposed_collective_s: of those, the seconds in which no kernel runs.
       peak: the memory at its fullest moment and what fills it.
+      buffers: what memory holds over the execution, each with its kind as in `MemoryModel`.
       compute_by_op: operation id (the last of its kernel) -> seconds of all its runs.
     """
 
@@ -57,6 +58,7 @@ class Evaluation:
     exposed_collective_s: float
     collectives: tuple[PricedCollective, ...] = field(repr=False)
     peak: PeakMemory = field(repr=False)
+    buffers: tuple[Buffer, ...] = field(repr=False)
     compute_by_op: dict[int, float] = field(repr=False)
 
     @property
@@ -92,12 +94,14 @@ def evaluate_partitioned(
     halos = _halo_seconds(graph, shapes, partitioned, mesh)
     total = sum(c.seconds * c.communication.trips for c in collectives) + halos
     hidden = _hidden_seconds(collectives, compute_by_loop)
+    held = _buffers(graph, fusions, buffers, partitioned, mesh)
     return Evaluation(
         compute_s=sum(compute_by_loop.values()),
         collective_s=total,
         exposed_collective_s=total - hidden,
         collectives=collectives,
-        peak=peak_memory(_buffers(graph, fusions, buffers, partitioned, mesh)),
+        peak=peak_memory(held),
+        buffers=tuple(held),
         compute_by_op=compute_by_op,
     )
 
@@ -226,6 +230,7 @@ def _buffers(
             communicated.setdefault(c.from_value, []).append(c)
     readers = graph.uses()
     buffers = []
+    kind_of = _buffer_kinds(graph)
 
     def nbytes(shape: Sequence[int], dtype: str, sharding: DimAxes) -> float:
         return float(local_bytes(local_shape(shape, sharding, sizes)[None, :], dtype)[0])
@@ -249,6 +254,7 @@ def _buffers(
                 life.start,
                 max(end, life.start + 1),
                 nbytes(value.shape, value.dtype, sharding),
+                kind_of.get(life.value, "temporary"),
             )
         )
     for origin, chain in communicated.items():
@@ -267,9 +273,22 @@ def _buffers(
                     min(start, last),
                     last + 1,
                     size,
+                    "collective",
                 )
             )
     return buffers
+
+
+def _buffer_kinds(graph: OpGraph) -> dict[int, str]:
+    """Value -> kind of its buffer as `MemoryModel` names them; temporaries are left out."""
+    kinds = dict.fromkeys(graph.results, "result")
+    for loop in graph.loops:
+        for carry in loop.carries:
+            kinds |= dict.fromkeys((carry.argument, carry.result, carry.yielded), "loop")
+    updated = set(graph.aliases.values())
+    for number, value in enumerate(graph.arguments):
+        kinds[value] = "state" if number in updated else "input"
+    return kinds
 
 
 def _buffer_name(graph: OpGraph, value: int) -> str:

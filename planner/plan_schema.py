@@ -27,7 +27,8 @@ class TensorModel(_Model):
 class ProgramModel(_Model):
     """The program that was planned."""
 
-    name: str
+    name: str = Field(description="as people know it, else that of the function")
+    tokens_per_step: float | None = Field(None, description="over all devices, where known")
     fingerprint: str
     inputs: list[TensorModel]
     outputs: list[TensorModel]
@@ -85,6 +86,43 @@ class BufferModel(_Model):
 
     name: str
     nbytes: float
+    kind: str = Field("", description="as in `MemoryModel`; empty in plans of older versions")
+
+
+class LoopSpanModel(_Model):
+    """A loop of the program: its operations, and how often they run."""
+
+    first: int
+    last: int = Field(description="the first position behind the loop")
+    trips: float
+    source: str
+
+
+class MemoryModel(_Model):
+    """Memory over one step on every device: what is held from each position to the next.
+
+    Positions count operations in program order, the body of a loop once. Points are thinned where
+    there are many; the peak is always one of them.
+
+    Kinds of buffers: "state" (arguments that a result takes over), "input" (other arguments),
+    "loop" (what loops carry: saved activations, summed gradients), "collective" (what collectives
+    leave behind), "result" (results with memory of their own), "temporary" (the rest).
+    """
+
+    positions: list[int]
+    nbytes: dict[str, list[int]] = Field(description="kind of buffer -> bytes at each position")
+    sources: list[str] = Field(description="source lines")
+    source_of: list[int] = Field(description="for each position, its source line or -1")
+    operations: int = Field(description="length of the step in positions")
+    loops: list[LoopSpanModel]
+
+
+class ComputeModel(_Model):
+    """Seconds of all kernels of one source line in one step."""
+
+    source: str
+    op: str = Field(description="the operation that takes most of them")
+    seconds: float
 
 
 class EstimateModel(_Model):
@@ -100,6 +138,10 @@ class EstimateModel(_Model):
     matrix_flops: float = Field(description="of one step, over all devices")
     collectives: list[CollectiveModel]
     peak_buffers: list[BufferModel]
+    memory: MemoryModel | None = Field(None, description="None in plans of older versions")
+    compute: list[ComputeModel] = Field(
+        default=[], description="source lines that compute longest; empty in older plans"
+    )
 
 
 class SolverModel(_Model):

@@ -11,6 +11,7 @@ import jax
 import jaxlib
 from jax.sharding import PartitionSpec
 
+from shardwright.cost_models.memory import memory_over_time
 from shardwright.hardware_profiles.chip import ChipProfile
 from shardwright.hardware_profiles.mesh import LogicalMesh, enumerate_meshes, meshes_for_shape
 from shardwright.hardware_profiles.slices import Slice, parse_slice
@@ -18,12 +19,16 @@ from shardwright.planner.evaluation import Evaluation
 from shardwright.planner.fixed import fixed_strategies
 from shardwright.planner.flops import matrix_flops
 from shardwright.planner.given import check_mesh
+from shardwright.planner.graph import OpGraph
 from shardwright.planner.pins import specs_by_path
 from shardwright.planner.plan import Plan, constraint_model, spec_of, tree_text
 from shardwright.planner.plan_schema import (
     BufferModel,
     CollectiveModel,
+    ComputeModel,
     EstimateModel,
+    LoopSpanModel,
+    MemoryModel,
     MeshModel,
     OptionsModel,
     PlanModel,
@@ -45,6 +50,8 @@ from shardwright.version import VERSION
 
 _MOST_AXES = 3
 _SHOWN_BUFFERS = 30
+_SHOWN_LINES = 30
+_MEMORY_POINTS = 240
 
 
 def plan(
@@ -59,6 +66,8 @@ def plan(
     seed: int = 0,
     model_flops: float | None = None,
     chip: ChipProfile | None = None,
+    name: str | None = None,
+    tokens_per_step: float | None = None,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> Plan:
     """Plans the sharding of a function on a TPU slice.
@@ -76,6 +85,8 @@ def plan(
       model_flops: FLOPs of one step that count for MFU; without it every matrix multiplication
         of the program counts, recomputed ones too.
       chip: a profile to use instead of the bundled one of the topology's generation.
+      name: what people call the program; the name of the function where None.
+      tokens_per_step: over all devices, for tokens/s in reports.
       on_progress: called with a `Progress` at every stage.
 
     Raises:
@@ -94,6 +105,8 @@ def plan(
         seed=seed,
         model_flops=model_flops,
         chip=chip,
+        name=name,
+        tokens_per_step=tokens_per_step,
         on_progress=on_progress,
     )
     mesh, seed = asked.mesh, asked.seed
@@ -126,7 +139,15 @@ def plan(
         time_limit_s=time_limit_s,
         seed=seed,
     )
-    return make_plan(prepared, found, options, model_flops, time.monotonic() - started)
+    return make_plan(
+        prepared,
+        found,
+        options,
+        model_flops,
+        time.monotonic() - started,
+        name=name,
+        tokens_per_step=tokens_per_step,
+    )
 
 
 def _program(
@@ -159,8 +180,11 @@ def make_plan(
     options: OptionsModel,
     model_flops: float | None,
     seconds: float,
+    *,
+    name: str | None = None,
+    tokens_per_step: float | None = None,
 ) -> Plan:
-    """The outcome of a search as a plan."""
+    """The outcome of a search as a plan; arguments as for `plan`."""
     program, best = prepared.program, found.best
     on = best.problem.mesh.slice
 
@@ -173,7 +197,8 @@ def make_plan(
     return Plan(
         PlanModel(
             program=ProgramModel(
-                name=program.name,
+                name=name or program.name,
+                tokens_per_step=tokens_per_step,
                 fingerprint=program.fingerprint,
                 inputs=tensors(program.inputs, best.in_shardings),
                 outputs=tensors(program.outputs, best.out_shardings),
@@ -256,10 +281,48 @@ def estimate_model(
             if c.kind != "all_slice"
         ],
         peak_buffers=[
-            BufferModel(name=buffer.name, nbytes=buffer.nbytes)
+            BufferModel(name=buffer.name, nbytes=buffer.nbytes, kind=buffer.kind)
             for buffer in evaluation.peak.live[:_SHOWN_BUFFERS]
         ],
+        memory=_memory_model(graph, evaluation),
+        compute=_compute_models(graph, evaluation),
     )
+
+
+def _memory_model(graph: OpGraph, evaluation: Evaluation) -> MemoryModel:
+    held = memory_over_time(evaluation.buffers, _MEMORY_POINTS)
+    lines = [graph.ops[time].source if time < len(graph.ops) else "" for time in held.times]
+    sources = list(dict.fromkeys(line for line in lines if line))
+    number = {line: index for index, line in enumerate(sources)}
+    return MemoryModel(
+        positions=list(held.times),
+        nbytes={kind: [round(n) for n in row] for kind, row in held.by_kind.items()},
+        sources=sources,
+        source_of=[number.get(line, -1) for line in lines],
+        operations=len(graph.ops),
+        loops=[
+            LoopSpanModel(
+                first=loop.first_op - 1,
+                last=loop.last_op,
+                trips=loop.trips,
+                source=graph.ops[loop.first_op - 1].source,
+            )
+            for loop in graph.loops
+        ],
+    )
+
+
+def _compute_models(graph: OpGraph, evaluation: Evaluation) -> list[ComputeModel]:
+    by_line: dict[str, dict[str, float]] = {}
+    for op_id, seconds in evaluation.compute_by_op.items():
+        op = graph.ops[op_id]
+        by_op = by_line.setdefault(op.source, {})
+        by_op[op.name] = by_op.get(op.name, 0.0) + seconds
+    lines = [
+        ComputeModel(source=line, op=max(by_op, key=by_op.__getitem__), seconds=sum(by_op.values()))
+        for line, by_op in by_line.items()
+    ]
+    return sorted(lines, key=lambda line: -line.seconds)[:_SHOWN_LINES]
 
 
 def _finite(number: float) -> float | None:

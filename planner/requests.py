@@ -76,6 +76,8 @@ class PlanRequest(_Request):
     memory_fraction: Annotated[_Number, Field(gt=0, le=1)]
     time_limit_s: Annotated[_Number, Field(gt=0)]
     seed: Annotated[_Whole, Field(ge=0)]
+    name: StrictStr | None
+    tokens_per_step: Annotated[_Number, Field(gt=0)] | None
     on_progress: Callable[..., Any] | None
 
 

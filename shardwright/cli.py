@@ -140,6 +140,8 @@ def plan(
             seed=seed,
             model_flops=loaded.model_flops,
             chip=profile,
+            name=loaded.name,
+            tokens_per_step=loaded.tokens_per_step,
             on_progress=report,
         )
     if output is not None:
