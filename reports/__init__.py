@@ -1,1 +1,1 @@
-"""Pictures and pages of plans and comparisons."""
+"""What plans and comparisons look like to people: facts, pictures and pages."""

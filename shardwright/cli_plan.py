@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Sequence
 from math import prod
 from typing import TYPE_CHECKING
@@ -13,21 +12,20 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from shardwright.cli_tensors import TensorGroup, group_inputs, ungrouped
-from shardwright.cli_text import (
-    column,
-    count,
-    op_text,
-    quantity,
-    source_text,
-    spec_text,
-    table,
-    type_text,
+from shardwright.cli_text import source_text, table
+from shardwright.reports.facts import (
+    certificate,
+    chosen_mesh,
+    group_collectives,
+    local_bytes,
+    ranked_meshes,
+    standing,
 )
+from shardwright.reports.numbers import column, count, op_text, quantity, spec_text, type_text
+from shardwright.reports.tensors import TensorGroup, group_inputs, ungrouped
 
 if TYPE_CHECKING:
     from shardwright.planner.plan_schema import (
-        CollectiveModel,
         EstimateModel,
         MeshModel,
         PlanModel,
@@ -65,7 +63,7 @@ def plan_view(
       everything: every tensor, collective, mesh and warning instead of those that matter most.
       width: columns to lay the tables out for.
     """
-    chosen = _chosen(plan)
+    chosen = chosen_mesh(plan)
     layout = _axes(plan.mesh_axes) if chosen is None else chosen.layout
     facts = _step_facts(plan.estimate, tokens_per_step)
     facts.append(("memory", _memory(plan.estimate, plan.options.memory_fraction)))
@@ -104,16 +102,6 @@ def evaluation_view(
 
 def _axes(mesh: dict[str, int]) -> str:
     return ", ".join(f"{axis}={size}" for axis, size in mesh.items())
-
-
-def _chosen(plan: PlanModel) -> MeshModel | None:
-    """The mesh that the plan is for: of those with its axes, the fastest planned."""
-    candidates = [
-        mesh
-        for mesh in plan.meshes_considered
-        if mesh.axes == plan.mesh_axes and mesh.step_time_s is not None
-    ]
-    return min(candidates, key=lambda mesh: mesh.step_time_s or 0.0, default=None)
 
 
 def _title(name: str, topology: str, mesh: dict[str, int]) -> Text:
@@ -169,15 +157,7 @@ def _memory(estimate: EstimateModel, fraction: float | None) -> Text:
 
 
 def _solver(solver: SolverModel) -> Text:
-    if solver.status == "optimal":
-        proven = "no sharding costs less on this mesh by the integer program, proven"
-    elif solver.gap is not None:
-        proven = (
-            f"none costs over {100 * solver.gap:.2g} % less on this mesh by the integer program"
-        )
-    else:
-        proven = "how far from the best on this mesh is not known"
-    return Text.assemble(solver.status.ljust(_VALUE_WIDTH), proven)
+    return Text.assemble(solver.status.ljust(_VALUE_WIDTH), certificate(solver))
 
 
 def _section(title: str, detail: str, body: RenderableType) -> tuple[RenderableType, ...]:
@@ -190,17 +170,13 @@ def _more(shown: int, total: int, order: str) -> str:
 
 
 def _tensors(plan: PlanModel, everything: bool, width: int) -> tuple[RenderableType, ...]:
-    from shardwright.cost_models.memory import dtype_bytes
-
     groups = ungrouped(plan.program) if everything else group_inputs(plan.program)
     shown = groups if everything else groups[:_SHOWN_TENSORS]
 
-    def local_bytes(group: TensorGroup) -> float:
-        tensor = group.first
-        parts = prod(plan.mesh_axes[axis] for axes in tensor.spec for axis in axes)
-        return float(group.count * prod(tensor.shape) * dtype_bytes(tensor.dtype) / parts)
+    def size_of(group: TensorGroup) -> float:
+        return group.count * local_bytes(group.first, plan.mesh_axes)
 
-    unit, sizes = column([local_bytes(group) for group in shown], "B")
+    unit, sizes = column([size_of(group) for group in shown], "B")
     heading = f"{unit} a device"
     rows = table("argument", "type", "sharding", f">{heading}")
     for group, size in zip(shown, sizes, strict=True):
@@ -245,25 +221,20 @@ def _tensor_cells(path: Text, tensor: TensorModel) -> tuple[Text, Text, Text]:
 def _collectives(
     estimate: EstimateModel, everything: bool, width: int
 ) -> tuple[RenderableType, ...]:
-    alike: dict[tuple[object, ...], list[CollectiveModel]] = defaultdict(list)
-    for one in estimate.collectives:
-        key = (one.kind, *one.axes, one.nbytes, one.can_hide, one.op, one.source)
-        alike[key].append(one)
-    ranked = sorted(alike.values(), key=_total_s, reverse=True)
+    ranked = group_collectives(estimate)
     if not ranked:
         return _section("Collectives", "none", Text("no device talks to another"))
     shown = ranked if everything else ranked[:_SHOWN_COLLECTIVES]
-    size_unit, sizes = column([group[0].nbytes for group in shown], "B")
-    time_unit, times = column([_total_s(group) for group in shown], "s")
+    size_unit, sizes = column([one.nbytes for one in shown], "B")
+    time_unit, times = column([one.seconds for one in shown], "s")
     rows = table("collective", "axes", f">{size_unit}", ">times", f">{time_unit}", "async", "for")
-    for group, size, seconds in zip(shown, sizes, times, strict=True):
-        one = group[0]
+    for one, size, seconds in zip(shown, sizes, times, strict=True):
         place = source_text(one.source, most=24 if width >= _WIDE else 16)
         rows.add_row(
-            one.kind.replace("_", "-"),
+            one.kind,
             ", ".join(one.axes),
             size,
-            f"{sum(c.count for c in group):,.0f}",
+            f"{one.count:,.0f}",
             seconds,
             Text("yes" if one.can_hide else "no", "dim"),
             Text.assemble(op_text(one.op), " ", place),
@@ -271,10 +242,6 @@ def _collectives(
     total = quantity(estimate.collective_time_s, "s")
     order = f"{total} a step in all, largest first"
     return _section("Collectives", _more(len(shown), len(ranked), order), rows)
-
-
-def _total_s(group: Sequence[CollectiveModel]) -> float:
-    return sum(one.seconds * one.count for one in group)
 
 
 def _fullest(plan: PlanModel) -> tuple[RenderableType, ...]:
@@ -299,9 +266,7 @@ def _meshes(
     plan: PlanModel, chosen: MeshModel | None, everything: bool
 ) -> tuple[RenderableType, ...]:
     meshes = plan.meshes_considered
-    planned = [mesh for mesh in meshes if mesh.step_time_s is not None]
-    planned.sort(key=lambda mesh: (mesh is not chosen, mesh.step_time_s))
-    others = [mesh for mesh in meshes if mesh.step_time_s is None]
+    planned, others = ranked_meshes(plan)
     shown = [*planned, *others] if everything else planned[:_SHOWN_MESHES]
     time_unit, times = column([mesh.step_time_s or 0.0 for mesh in shown], "s")
     size_unit, sizes = column([mesh.peak_memory_bytes or 0.0 for mesh in shown], "B")
@@ -311,19 +276,12 @@ def _meshes(
             Text(mesh.layout),
             "" if mesh.step_time_s is None else seconds,
             "" if mesh.peak_memory_bytes is None else size,
-            Text("chosen", "green") if mesh is chosen else _standing(mesh, chosen),
+            Text("chosen", "green") if mesh is chosen else standing(mesh, chosen),
         )
     statuses = [mesh.status for mesh in others]
     told = [f"{len(planned)} planned in {quantity(plan.solver.wall_time_s, 's')}"]
     told += [f"{statuses.count(status)} {status}" for status in dict.fromkeys(statuses)]
     return _section("Meshes considered", _more(len(shown), len(meshes), ", ".join(told)), rows)
-
-
-def _standing(mesh: MeshModel, chosen: MeshModel | None) -> str:
-    """How a mesh compares with the chosen one."""
-    if mesh.step_time_s is None or chosen is None or not chosen.step_time_s:
-        return mesh.status
-    return f"{100 * (mesh.step_time_s / chosen.step_time_s - 1):+.1f} %"
 
 
 def _notes(plan: PlanModel, everything: bool) -> tuple[RenderableType, ...]:

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 
-from shardwright.cli_text import quantity
+from shardwright.reports.numbers import quantity
 
 if TYPE_CHECKING:
     from shardwright.planner.search import Progress

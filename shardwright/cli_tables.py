@@ -12,9 +12,10 @@ from pydantic import BaseModel
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from shardwright.cli_text import count, quantity, table
+from shardwright.cli_text import table
 from shardwright.hardware_profiles.chip import ChipProfile, CubeWraparound, Sourced
 from shardwright.hardware_profiles.slices import legal_slices
+from shardwright.reports.numbers import count, quantity
 
 if TYPE_CHECKING:
     from shardwright.models.options import TrainOptions

@@ -6,8 +6,7 @@ import pytest
 from rich.console import Console
 
 from shardwright.cli_plan import plan_view
-from shardwright.cli_tensors import group_inputs
-from shardwright.cli_text import column, count, quantity, source_text, spec_text, type_text
+from shardwright.cli_text import source_text
 from shardwright.planner.plan_schema import (
     BufferModel,
     CollectiveModel,
@@ -20,6 +19,8 @@ from shardwright.planner.plan_schema import (
     TensorModel,
     VersionsModel,
 )
+from shardwright.reports.numbers import column, count, quantity, spec_text, type_text
+from shardwright.reports.tensors import group_inputs
 
 
 @pytest.mark.parametrize(
