@@ -6,13 +6,11 @@ itself, 2 bad input, 3 the program does not fit in the memory of the slice, 130 
 
 from __future__ import annotations
 
-import contextlib
 import json
-import logging
 import os
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,17 +21,17 @@ from shardwright import cli_options as options
 from shardwright import cli_specs as specs
 from shardwright.cli_console import (
     accept_any_text,
-    make_console,
     print_error,
     print_note,
     print_view,
     result_width,
 )
+from shardwright.cli_work import model_options as _model_options
+from shardwright.cli_work import planning as _planning
 from shardwright.errors import DoesNotFitError, InputError, ShardwrightError
 from shardwright.version import VERSION
 
 if TYPE_CHECKING:
-    from shardwright.cli_progress import Report
     from shardwright.hardware_profiles import ChipProfile
     from shardwright.models.registry import ReferenceModel
 
@@ -328,33 +326,6 @@ def _check_slice(
     if mesh is not None:
         meshes_for_shape(on, mesh, limit=1)
     return profile
-
-
-def _model_options(
-    settings: Sequence[str] | None,
-    batch: int | None,
-    sequence: int | None,
-    layers: int | None,
-    remat: str | None,
-) -> dict[str, Any]:
-    named = {"batch": batch, "sequence": sequence, "layers": layers, "remat": remat}
-    given = {key: value for key, value in named.items() if value is not None}
-    return dict(map(specs.parse_setting, settings or ())) | given
-
-
-@contextlib.contextmanager
-def _planning(quiet: bool) -> Iterator[Report]:
-    """Work that imports JAX: on the CPU, in silence, with stdout kept for the result."""
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    logging.getLogger("jax").setLevel(logging.ERROR)
-    from shardwright.cli_progress import progress_display
-
-    with (
-        progress_display(make_console(stderr=True), quiet=quiet) as report,
-        contextlib.redirect_stdout(sys.stderr),
-    ):
-        yield report
 
 
 def _placed(error: ShardwrightError) -> str:

@@ -1,0 +1,74 @@
+"""Planning as a task that another process can do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from shardwright.planner.plan_schema import PlanModel
+from shardwright.planner.workers import Task
+
+if TYPE_CHECKING:
+    from shardwright.hardware_profiles.chip import ChipProfile
+    from shardwright.planner.program import Program
+    from shardwright.planner.search import Progress
+
+Pins = Mapping[str, tuple[Any, ...]]
+"""Path of an argument -> the entries of its PartitionSpec."""
+
+
+@dataclass(frozen=True)
+class PlanTask:
+    """What one call of `plan` is given; see there."""
+
+    program: Program
+    topology: str
+    mesh: Mapping[str, int] | None = None
+    pinned: Pins = field(default_factory=dict)
+    memory_fraction: float = 0.9
+    time_limit_s: float = 12.0
+    seed: int = 0
+    model_flops: float | None = None
+    chip: ChipProfile | None = None
+
+    def as_task(self) -> Task:
+        """For another process.
+
+        Pytrees may hold classes and functions that do not pickle, and planning needs none: they
+        stay here, and `with_trees` puts them back.
+        """
+        bare = replace(self.program, in_tree=None, out_tree=None)
+        return Task("shardwright.planner.plan_tasks:run", replace(self, program=bare))
+
+
+def run(task: PlanTask, report: Callable[[Progress], None]) -> PlanModel:
+    """Plans.
+
+    Raises:
+      ShardwrightError: as `plan` does.
+    """
+    from jax.sharding import PartitionSpec
+
+    from shardwright.planner.planning import plan
+
+    return plan(
+        task.program,
+        topology=task.topology,
+        mesh=task.mesh,
+        pinned={path: PartitionSpec(*spec) for path, spec in task.pinned.items()},
+        memory_fraction=task.memory_fraction,
+        time_limit_s=task.time_limit_s,
+        seed=task.seed,
+        model_flops=task.model_flops,
+        chip=task.chip,
+        on_progress=report,
+    ).data
+
+
+def with_trees(plan: PlanModel, program: Program) -> PlanModel:
+    """A plan that was made without the pytrees of its program, with them."""
+    from shardwright.planner.plan import tree_text
+
+    trees = {"in_tree": tree_text(program.in_tree), "out_tree": tree_text(program.out_tree)}
+    return plan.model_copy(update={"program": plan.program.model_copy(update=trees)})
