@@ -1,0 +1,101 @@
+"""The store as one thing: rows in a database, contents in files."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from shardwright.api.settings import Settings
+from shardwright.api.store.comparisons import Comparisons
+from shardwright.api.store.database import Database, ping, unreachable
+from shardwright.api.store.files import Files
+from shardwright.api.store.jobs import Jobs
+from shardwright.api.store.keys import Keys
+from shardwright.api.store.migrate import migrate
+from shardwright.api.store.programs import Programs
+from shardwright.api.store.records import Job
+from shardwright.errors import InputError
+
+_STALE_SECONDS = 86_400.0
+
+
+class Store:
+    """Programs, jobs, comparisons and keys; all its methods may be called from any thread."""
+
+    def __init__(self, settings: Settings, database: Database, files: Files) -> None:
+        self.settings = settings
+        self.database = database
+        self.files = files
+        self.keys = Keys(database)
+        self.jobs = Jobs(database, settings.keep_events)
+        self.programs = Programs(database, files, self.jobs)
+        self.comparisons = Comparisons(database, self.jobs)
+        self._uploads = settings.data_dir / "uploads"
+        self._uploads.mkdir(parents=True, exist_ok=True)
+        _delete_stale(self._uploads)
+
+    @staticmethod
+    def open(settings: Settings) -> Store:
+        """Opens the store, made or brought to this version's schema where it must be.
+
+        Raises:
+          InputError: a folder or the database cannot be used, or a newer version wrote it.
+        """
+        try:
+            settings.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise InputError(
+                f"the folder cannot be made ({error.strerror})",
+                where=f"SHARDWRIGHT_DATA_DIR {settings.data_dir}",
+                do="Give a folder that can be written",
+            ) from None
+        database = Database(settings.resolved_database_url)
+        try:
+            migrate(database.engine)
+        except SQLAlchemyError as error:
+            database.close()
+            raise unreachable(settings.resolved_database_url, error) from None
+        except InputError:
+            database.close()
+            raise
+        return Store(settings, database, Files(settings.resolved_files_url))
+
+    def close(self) -> None:
+        """Closes the connections to the database."""
+        self.database.close()
+
+    def ping(self) -> None:
+        """Asks the database for an answer.
+
+        Raises:
+          SQLAlchemyError: it gives none.
+        """
+        ping(self.database)
+
+    def read_result(self, job: Job, name: str) -> bytes | None:
+        """A file of a job's result, such as "plan.json"; None where it has none."""
+        path = job.files.get(name)
+        return None if path is None else self.files.read(path)
+
+    @contextlib.contextmanager
+    def upload_file(self) -> Iterator[Path]:
+        """The path of an empty file to stream an upload to; it is deleted if nothing took it."""
+        with tempfile.NamedTemporaryFile(dir=self._uploads, delete=False) as file:
+            path = Path(file.name)
+        try:
+            yield path
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def _delete_stale(folder: Path) -> None:
+    """Deletes uploads that a server left behind when it died."""
+    for path in folder.iterdir():
+        with contextlib.suppress(OSError):
+            if path.stat().st_mtime < time.time() - _STALE_SECONDS:
+                path.unlink()
