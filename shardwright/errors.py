@@ -42,3 +42,17 @@ class DoesNotFitError(ShardwrightError):
         super().__init__(what, where=where, do=do)
         self.least_bytes = least_bytes
         self.limit_bytes = limit_bytes
+
+
+class ServiceError(ShardwrightError):
+    """A planning service cannot be reached, refuses a request, or failed at a job.
+
+    Attributes:
+      kind: "unreachable", "foreign" (something else answers), "unauthorized", "busy", "cancelled",
+        "other-program", or what a job failed of, such as "out-of-memory", "time-limit", "crashed"
+        and "internal".
+    """
+
+    def __init__(self, what: str, *, kind: str, where: str = "", do: str = "") -> None:
+        super().__init__(what, where=where, do=do)
+        self.kind = kind

@@ -1,0 +1,156 @@
+"""What a client asks for, checked here before anything is sent.
+
+The checks are those of a local plan, so that what is wrong is told in the same words, and at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from shardwright.errors import InputError
+
+if TYPE_CHECKING:
+    from jax.sharding import PartitionSpec
+
+    from shardwright.hardware_profiles.chip import ChipProfile
+    from shardwright.planner.program import Program
+    from shardwright.planner.search import Progress
+
+Planned = Callable[..., Any]
+"""A function of arrays, a `Program`, or the name of a reference model (by `str`)."""
+
+
+class PlanOptions(TypedDict, total=False):
+    """The options of a plan, as those of `shardwright.plan`.
+
+    `options` are those of a reference model.
+    """
+
+    topology: str
+    options: Mapping[str, Any]
+    donate_argnums: int | Sequence[int]
+    mesh: Mapping[str, int] | None
+    pinned: Mapping[str, PartitionSpec] | None
+    memory_fraction: float
+    time_limit_s: float
+    seed: int
+    model_flops: float | None
+    chip: ChipProfile | None
+    name: str | None
+    tokens_per_step: float | None
+    on_progress: Callable[[Progress], None] | None
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request that is ready to be sent.
+
+    Attributes:
+      body: JSON, but for the id of the program.
+      program: what to upload; None for a reference model.
+    """
+
+    body: dict[str, Any]
+    program: Program | None
+
+
+def ask_plan(
+    target: Callable[..., Any] | Program | str,
+    args: Sequence[Any],
+    *,
+    topology: str,
+    options: Mapping[str, Any] | None = None,
+    donate_argnums: int | Sequence[int] = (),
+    mesh: Mapping[str, int] | None = None,
+    pinned: Mapping[str, PartitionSpec] | None = None,
+    memory_fraction: float = 0.9,
+    time_limit_s: float = 12.0,
+    seed: int = 0,
+    model_flops: float | None = None,
+    chip: ChipProfile | None = None,
+    name: str | None = None,
+    tokens_per_step: float | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> Asked:
+    """A plan to ask for; the function is traced here.
+
+    Raises:
+      InputError: as `shardwright.plan` does, of what can be told without planning.
+    """
+    from shardwright.hardware_profiles.slices import parse_slice
+    from shardwright.planner.given import check_mesh
+    from shardwright.planner.pins import specs_by_path
+    from shardwright.planner.plan import spec_of
+    from shardwright.planner.requests import PlanRequest, checked
+
+    asked = checked(
+        PlanRequest,
+        "plan",
+        topology=topology,
+        donate_argnums=donate_argnums,
+        mesh=mesh,
+        pinned=pinned,
+        memory_fraction=memory_fraction,
+        time_limit_s=time_limit_s,
+        seed=seed,
+        model_flops=model_flops,
+        chip=chip,
+        name=name,
+        tokens_per_step=tokens_per_step,
+        on_progress=on_progress,
+    )
+    parse_slice(topology, chip)
+    body: dict[str, Any] = {
+        "topology": topology,
+        "mesh": asked.mesh,
+        "memory_fraction": memory_fraction,
+        "time_limit_s": time_limit_s,
+        "seed": asked.seed,
+    }
+    known = {"model_flops": model_flops, "name": name, "tokens_per_step": tokens_per_step}
+    body |= {key: value for key, value in known.items() if value is not None}
+    if chip is not None:
+        body["chip"] = chip.model_dump(mode="json")
+    if isinstance(target, str):
+        body["model"] = _model(target, args, options)
+        body["pinned"] = {path: _entries(spec) for path, spec in (pinned or {}).items()}
+        return Asked(body, None)
+    program = _trace(target, args, options, donate_argnums, asked.mesh)
+    check_mesh(program.mesh_axes, asked.mesh)
+    pins = specs_by_path(program, pinned or {}, asked.mesh or program.mesh_axes)
+    body["pinned"] = {path: spec_of(sharding) for path, sharding in pins.items()}
+    return Asked(body, program)
+
+
+def _trace(
+    target: Callable[..., Any] | Program,
+    args: Sequence[Any],
+    options: Mapping[str, Any] | None,
+    donate_argnums: int | Sequence[int],
+    mesh: Mapping[str, int] | None,
+) -> Program:
+    from shardwright.planner.program import Program, in_mesh
+
+    if options:
+        raise InputError(
+            "options are those of a reference model, and a function is given",
+            where="plan",
+            do="Leave them out",
+        )
+    if isinstance(target, Program):
+        return target
+    return in_mesh(mesh, lambda: Program.trace(target, *args, donate_argnums=donate_argnums))
+
+
+def _model(name: str, args: Sequence[Any], options: Mapping[str, Any] | None) -> dict[str, Any]:
+    if args:
+        raise InputError(
+            "a reference model has its own arguments", where=name, do="Give its options only"
+        )
+    return {"name": name, "options": dict(options or {})}
+
+
+def _entries(spec: PartitionSpec) -> list[list[str]]:
+    return [[] if e is None else [e] if isinstance(e, str) else list(e) for e in tuple(spec)]
