@@ -7,7 +7,7 @@ process.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from shardwright.errors import InputError
@@ -16,6 +16,7 @@ from shardwright.planner.collectives import DimAxes
 from shardwright.planner.constraints import Demand, Site, ValueConstraint
 from shardwright.planner.graph import OpKey, operation_keys
 from shardwright.planner.mlir import ir, sdy
+from shardwright.planner.reshard_route import Change, Route, routes
 
 
 def annotate(
@@ -48,8 +49,9 @@ def annotate(
     if out_shardings is not None:
         _set_shardings(main, "res_attrs", mesh, out_shardings)
     places = _places(module, constraints, skip_missing=not same_platform)
+    known = routes(_changes(places), mesh_shape)
     for constraint, value, uses in places:
-        _constrain(mesh, constraint, value, uses)
+        _constrain(_Constrainer(mesh, known), constraint, value, uses)
 
 
 def check_program(module: Any, constraints: Sequence[ValueConstraint]) -> None:
@@ -81,6 +83,19 @@ def _places(
             continue
         places.append((constraint, value, uses))
     return places
+
+
+def _changes(places: Sequence[_Place]) -> Iterator[Change]:
+    """Every change of sharding that constraints ask for."""
+    for constraint, value, uses in places:
+        shape = tuple(value.type.shape)
+        given = constraint.made
+        if constraint.copy is not None:
+            yield shape, given, constraint.copy
+            given = constraint.copy
+        for demand, _, _ in uses:
+            if demand.sharding is not None:
+                yield shape, given, demand.sharding
 
 
 def sharding_attribute(mesh: str, sharding: DimAxes) -> Any:
@@ -186,17 +201,20 @@ def _another_program(key: OpKey | None) -> InputError:
 
 
 def _constrain(
-    mesh: str, constraint: ValueConstraint, value: Any, uses: Sequence[tuple[Demand, Any, int]]
+    constrainer: _Constrainer,
+    constraint: ValueConstraint,
+    value: Any,
+    uses: Sequence[tuple[Demand, Any, int]],
 ) -> None:
-    insert = _after(value)
     # Results of main are constrained by its result shardings; a lone argument needs nothing.
     made = value
     if constraint.site.kind != "argument":
-        made = _add_constraint(mesh, value, constraint.made, insert)
+        made = constrainer.constrain(value, constraint.made, _after(value))
         value.replace_all_uses_except(made, made.owner.operation)
-    given = made
+    given, sharding = made, constraint.made
     if constraint.copy is not None:
-        given = _add_constraint(mesh, made, constraint.copy, _after(made))
+        given = constrainer.reshard(made, sharding, constraint.copy, _after(made))
+        sharding = constraint.copy
     # Readers that need the same sharding in the same block share one reshard.
     shared: dict[tuple[Any, DimAxes], Any] = {}
     for demand, op, operand in uses:
@@ -204,12 +222,35 @@ def _constrain(
         if demand.sharding is not None:
             place = (op.block, demand.sharding)
             if place not in shared:
-                shared[place] = _add_constraint(
-                    mesh, given, demand.sharding, _before_readers(given, op.block)
-                )
+                insert = _before_readers(given, op.block)
+                shared[place] = constrainer.reshard(given, sharding, demand.sharding, insert)
             wanted = shared[place]
         if wanted is not made:
             op.operands[operand] = wanted
+
+
+class _Constrainer:
+    """Puts constraints on values of one mesh."""
+
+    def __init__(self, mesh: str, known: Mapping[Change, Route]) -> None:
+        self._mesh = mesh
+        self._routes = known
+
+    def constrain(self, value: Any, sharding: DimAxes, insert: Callable[[], Any]) -> Any:
+        """The value with a constraint."""
+        with insert(), value.location:
+            attribute = sharding_attribute(self._mesh, sharding)
+            return sdy.ShardingConstraintOp(value, attribute).result
+
+    def reshard(
+        self, value: Any, before: DimAxes, after: DimAxes, insert: Callable[[], Any]
+    ) -> Any:
+        """The value in another sharding, with a constraint after each collective on the way."""
+        route = self._routes[tuple(value.type.shape), before, after]
+        for stop in route:
+            value = self.constrain(value, stop, insert)
+            insert = _after(value)
+        return value
 
 
 def _before_readers(value: Any, block: Any) -> Callable[[], Any]:
@@ -226,8 +267,3 @@ def _after(value: Any) -> Callable[[], Any]:
     if isinstance(owner, ir.Block):
         return lambda: ir.InsertionPoint.at_block_begin(owner)
     return lambda: ir.InsertionPoint.after(owner.operation)
-
-
-def _add_constraint(mesh: str, value: Any, sharding: DimAxes, insert: Callable[[], Any]) -> Any:
-    with insert(), value.location:
-        return sdy.ShardingConstraintOp(value, sharding_attribute(mesh, sharding)).result

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -94,6 +94,32 @@ def read_step(op: Any, before: DimAxes, sizes: Mapping[str, int]) -> tuple[Step,
         axes = parse_axes(str(op.attributes[_AXES_ATTRIBUTE[op.name]]))
     told_after = kind in ("all_gather", "all_reduce", "all_slice")
     return Step(kind, axes, shards(after if told_after else before, sizes)), after
+
+
+def read_steps(
+    op: Any, before: DimAxes, sizes: Mapping[str, int]
+) -> Iterator[tuple[Step, DimAxes]]:
+    """Reads a collective operation as the collectives that a plan makes of it, one by one.
+
+    An all-gather along several dimensions is made one dimension at a time, the least first: in one
+    go the TPU compiler gathers along a new leading dimension, and needs two copies to move the
+    shards to their places. Everything else is one collective.
+
+    Args and Yields: as `read_step`, for each collective in order.
+    """
+    step, after = read_step(op, before, sizes)
+    if step.kind != "all_gather":
+        yield step, after
+        return
+    gathered = [parse_axes(d) for d in _DIMENSION.findall(str(op.attributes["gathering_axes"]))]
+    dims = sorted(
+        (d for d, axes in enumerate(gathered) if axes),
+        key=lambda d: math.prod(axis_size(axis, sizes) for axis in gathered[d]),
+    )
+    now = before
+    for dim in dims:
+        now = (*now[:dim], after[dim], *now[dim + 1 :])
+        yield Step("all_gather", gathered[dim], shards(now, sizes)), now
 
 
 def whole_axes(axes: Sequence[AxisRef], sizes: Mapping[str, int]) -> set[str]:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from shardwright.hardware_profiles.mesh import AxisRef
 from shardwright.planner import mlir
-from shardwright.planner.collectives import DimAxes, Step, read_step, shards
+from shardwright.planner.collectives import DimAxes, Step, read_steps, shards
 from shardwright.planner.mlir import ir
 from shardwright.planner.strategies import IntArray
 
@@ -215,9 +215,9 @@ def _read_answer(function: object, sharding: DimAxes, shape: dict[str, int]) -> 
     on_the_way = [sharding]
     *body, _terminator = mlir.walk_block(mlir.entry_block(function))
     for op in body:
-        step, sharding = read_step(op, sharding, shape)
-        steps.append(step)
-        on_the_way.append(sharding)
+        for step, sharding in read_steps(op, sharding, shape):
+            steps.append(step)
+            on_the_way.append(sharding)
     divisors = tuple(
         lcm(*(shards((dim,), shape) for dim in dims)) for dims in zip(*on_the_way, strict=True)
     )

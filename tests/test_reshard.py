@@ -92,9 +92,28 @@ def _read(lines: list[str], start: Sharding, axes: dict[str, int]) -> list[tuple
             for name, size in re.findall(r'"(\w+)"(?::\(\d+\)(\d+))?', out)
         )
         moved = re.sub(r"[^\w,:()]", "", ",".join(re.findall(r'"\w+"(?::\(\d+\)\d+)?', rest)))
-        told = after if kind in ("all_gather", "all_slice") else parts
-        found.append((kind, "" if kind == "collective_permute" else moved, told))
+        if kind == "all_gather":
+            found += _dimension_by_dimension(rest, parts, axes)
+        else:
+            told = after if kind == "all_slice" else parts
+            found.append((kind, "" if kind == "collective_permute" else moved, told))
         parts = after
+    return found
+
+
+def _dimension_by_dimension(
+    gathered: str, parts: int, axes: dict[str, int]
+) -> list[tuple[str, str, int]]:
+    """The all-gathers that one of several dimensions is made of, that over fewest devices first."""
+    dims = []
+    for dim in re.findall(r"\{([^{}]+)\}", gathered):
+        refs = re.findall(r'"(\w+)"(?::\(\d+\)(\d+))?', dim)
+        devices = prod(int(size) if size else axes[name] for name, size in refs)
+        dims.append((devices, re.sub(r'[" ]', "", dim)))
+    found = []
+    for devices, moved in sorted(dims, key=lambda d: d[0]):
+        parts //= devices
+        found.append(("all_gather", moved, parts))
     return found
 
 
