@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import ast
 import json
-import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardwright.errors import InputError
+from shardwright.planner.spec_patterns import (
+    SPEC_HELP,
+    Spec,
+    parse_spec,
+    spec_of_data,
+    tree_specs,
+)
 
 if TYPE_CHECKING:
     from jax.sharding import PartitionSpec
 
     from shardwright.cli_inputs import Target
-
-Entry = str | tuple[str, ...] | None
-Spec = tuple[Entry, ...]
-
-_SPEC_HELP = (
-    'Write one entry a dimension, as in "data,None" or "None,data+model", '
-    "or a Python P(None, 'data')"
-)
 
 
 def parse_setting(text: str) -> tuple[str, Any]:
@@ -48,43 +44,6 @@ def parse_mesh(text: str) -> dict[str, int]:
             raise InputError(f"{text!r} {problem}", where="--mesh", do="Write data=16,model=16")
         mesh[name] = int(size)
     return mesh
-
-
-def parse_spec(text: str, where: str) -> Spec:
-    """A PartitionSpec in short form.
-
-    One entry a dimension, separated by commas: `None`, an axis, or several joined by "+", major
-    to minor. Dimensions left out are not sharded; nothing at all is replicated. Python's own
-    form, `P(None, ('data', 'model'))`, is read too.
-
-    Raises:
-      InputError: it is neither.
-    """
-    inner = text.strip()
-    if call := re.fullmatch(r"(?:P|PartitionSpec)\((.*)\)", inner):
-        try:
-            listed = ast.literal_eval(f"[{call[1]}]")
-        except (ValueError, SyntaxError):
-            listed = [0]
-        return _spec_of_list(listed, text, where)
-    parts = [part.strip() for part in inner.split(",")] if inner else []
-    return _spec_of_list([None if p == "None" else p.split("+") for p in parts], text, where)
-
-
-def _spec_of_list(entries: Sequence[Any], text: str, where: str) -> Spec:
-    found: list[Entry] = []
-    for entry in entries:
-        names = [entry] if isinstance(entry, str) else entry
-        if entry is None or entry == "None":
-            found.append(None)
-        elif isinstance(names, list | tuple) and all(
-            isinstance(name, str) and name.strip().isidentifier() for name in names
-        ):
-            stripped = tuple(name.strip() for name in names)
-            found.append(stripped[0] if len(stripped) == 1 else stripped)
-        else:
-            raise InputError(f"{text!r} is not a PartitionSpec", where=where, do=_SPEC_HELP)
-    return tuple(found)
 
 
 def parse_pin(text: str) -> tuple[str, Spec]:
@@ -147,46 +106,8 @@ def read_spec_file(path: Path) -> dict[str, Spec]:
             do='Write lines such as "[0]*[\'w_up\']" = ["None", "data", "model"]',
         ) from None
     if not isinstance(raw, dict):
-        raise InputError("this is not a table of patterns", where=str(path), do=_SPEC_HELP)
-    found = {}
-    for pattern, spec in raw.items():
-        where = f"{path} {pattern}"
-        if isinstance(spec, str):
-            found[pattern] = parse_spec(spec, where)
-        elif isinstance(spec, list):
-            found[pattern] = _spec_of_list(spec, json.dumps(spec), where)
-        else:
-            raise InputError(f"{spec!r} is not a PartitionSpec", where=where, do=_SPEC_HELP)
-    return found
-
-
-def match_specs(patterns: Mapping[str, Spec], paths: Sequence[str]) -> list[Spec | None]:
-    """The spec of each path: of the first pattern that matches it, or None.
-
-    "*" in a pattern stands for any text, and "?" for one character; all else, brackets too, for
-    itself.
-
-    Raises:
-      InputError: a pattern matches no path at all.
-    """
-    compiled = {pattern: _pattern(pattern) for pattern in patterns}
-    for pattern, expression in compiled.items():
-        if not any(map(expression.fullmatch, paths)):
-            near = get_close_matches(pattern, paths, n=3, cutoff=0.3) or paths[:3]
-            raise InputError(
-                f"no argument's path matches {pattern}",
-                where="--spec",
-                do=f"Paths look like {', '.join(near)}",
-            )
-    return [
-        next((patterns[p] for p, e in compiled.items() if e.fullmatch(path)), None)
-        for path in paths
-    ]
-
-
-def _pattern(text: str) -> re.Pattern[str]:
-    wild = {"*": ".*", "?": "."}
-    return re.compile("".join(wild.get(character) or re.escape(character) for character in text))
+        raise InputError("this is not a table of patterns", where=str(path), do=SPEC_HELP)
+    return {pattern: spec_of_data(spec, f"{path} {pattern}") for pattern, spec in raw.items()}
 
 
 def argument_specs(target: Target, patterns: Mapping[str, Spec]) -> tuple[Any, list[str]]:
@@ -208,7 +129,4 @@ def argument_specs(target: Target, patterns: Mapping[str, Spec]) -> tuple[Any, l
     else:
         paths = [tensor.path for tensor in target.program.inputs]
         tree = target.program.in_tree
-    matched = match_specs(patterns, paths)
-    unmatched = [path for path, spec in zip(paths, matched, strict=True) if spec is None]
-    specs = [partition_spec(spec or ()) for spec in matched]
-    return specs if tree is None else tree.unflatten(specs), unmatched
+    return tree_specs(patterns, paths, tree, "--spec")

@@ -7,14 +7,13 @@ import pytest
 
 from shardwright.cli_inputs import check_output, load_program, load_target, place_of
 from shardwright.cli_specs import (
-    match_specs,
     parse_mesh,
     parse_pin,
     parse_setting,
-    parse_spec,
     read_spec_file,
 )
 from shardwright.errors import InputError
+from shardwright.planner.spec_patterns import match_specs, parse_spec
 
 
 def test_mesh_keeps_the_order_of_its_axes():
@@ -74,12 +73,12 @@ def test_setting_is_json_or_else_text(text, value):
 def test_pattern_brackets_stand_for_themselves_and_the_first_match_counts():
     paths = ["[0]['params']['w_up']", "[0]['params']['w_down']", "[1]"]
     patterns = {"[0]*['w_up']": ("data",), "[0]*": ("model",)}
-    assert match_specs(patterns, paths) == [("data",), ("model",), None]
+    assert match_specs(patterns, paths, "--spec") == [("data",), ("model",), None]
 
 
 def test_pattern_that_matches_nothing_is_refused_with_paths_like_it():
     with pytest.raises(InputError, match=r"\[0\]\['w_up'\]"):
-        match_specs({"[0]['w_upp']": ("data",)}, ["[0]['w_up']", "[1]"])
+        match_specs({"[0]['w_upp']": ("data",)}, ["[0]['w_up']", "[1]"], "--spec")
 
 
 def test_spec_files_in_toml_and_json_say_the_same(tmp_path):
