@@ -313,18 +313,17 @@ def _page(
 
 
 def _checked_url(url: str) -> str:
+    do = "Write it as https://planner.example.com or http://127.0.0.1:8080"
     try:
         parsed = httpx.URL(url)
     except (httpx.InvalidURL, TypeError) as error:
-        parsed, reason = httpx.URL(""), f" ({error})"
-    else:
-        reason = ""
-    if parsed.scheme not in ("http", "https") or not parsed.host or parsed.query or parsed.fragment:
-        raise InputError(
-            f"{url!r} is not the URL of a server{reason}",
-            where="server",
-            do="Write it as https://planner.example.com or http://127.0.0.1:8080",
-        )
+        reason = f"{url!r} is not the URL of a server ({error})"
+        raise InputError(reason, where="server", do=do) from None
+    if parsed.userinfo:
+        raise InputError("a user's name is in the URL", where="server", do="Give an API key")
+    extra = parsed.query or parsed.fragment or any(letter.isspace() for letter in url)
+    if parsed.scheme not in ("http", "https") or not parsed.host or extra:
+        raise InputError(f"{url!r} is not the URL of a server", where="server", do=do)
     return str(parsed).rstrip("/")
 
 
