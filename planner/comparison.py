@@ -114,10 +114,7 @@ def compare(
     """
     from shardwright.planner.program import Program
 
-    if isinstance(prices, Prices) or prices is None:
-        priced = prices
-    else:
-        priced = load_prices(prices)
+    priced = prices if isinstance(prices, Prices) or prices is None else load_prices(prices)
     if tokens_per_step is not None and tokens_per_step < 1:
         raise InputError(
             f"tokens_per_step is {tokens_per_step}", where="compare", do="Give 1 or more"
@@ -197,5 +194,3 @@ def _run(
         table([rows[position] for position in range(len(tasks))]),
         {tasks[position].topology: plans[position] for position in sorted(plans)},
     )
-
-

@@ -262,5 +262,3 @@ def check_goal(goal: Goal, tokens_per_step: int | None, prices: Prices | None) -
         raise InputError(
             "a budget needs prices", where="budget", do="Give --prices a file of chip prices"
         )
-
-

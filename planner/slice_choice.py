@@ -61,8 +61,8 @@ def choose_slices(
     Raises:
       InputError: a pattern names no slice, nothing is left in the range, or too much is.
     """
-    own = {profile.name: profile for profile in profiles}
-    known = [own.pop(name, None) or load_chip(name) for name in chip_names()] + [*own.values()]
+    bundled = {name: load_chip(name) for name in chip_names()}
+    known = list((bundled | {profile.name: profile for profile in profiles}).values())
     found: dict[str, Slice] = {}
     for pattern in patterns:
         named, exact = _named(pattern.strip(), known)

@@ -9,6 +9,7 @@ every child ends with its parent.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import pickle
 import queue
@@ -142,8 +143,8 @@ def run_tasks(
     def serve(child: _Child) -> None:
         while (position := next_task()) is not None:
             events.put(("progress", position, None))
-            result = child.run(tasks[position], lambda m, p=position: events.put(("progress", p, m)))
-            events.put(("result", position, result))
+            told = functools.partial(_put, events, "progress", position)
+            events.put(("result", position, child.run(tasks[position], told)))
 
     threads = [threading.Thread(target=serve, args=(c,), daemon=True) for c in children]
     try:
@@ -166,6 +167,12 @@ def run_tasks(
         for thread in threads:
             if thread.ident is not None:
                 thread.join()
+
+
+def _put(
+    events: queue.SimpleQueue[tuple[str, int, Any]], kind: str, position: int, value: Any
+) -> None:
+    events.put((kind, position, value))
 
 
 class _Child:

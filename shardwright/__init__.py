@@ -13,10 +13,12 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from shardwright.errors import DoesNotFitError, InputError, ShardwrightError
+from shardwright.errors import DoesNotFitError, InputError, ServiceError, ShardwrightError
 from shardwright.version import VERSION as __version__
 
 if TYPE_CHECKING:
+    from shardwright.client import AsyncClient, Client
+    from shardwright.planner.comparison import compare
     from shardwright.planner.hand_made import evaluate
     from shardwright.planner.plan import Plan
     from shardwright.planner.planning import plan
@@ -24,6 +26,9 @@ if TYPE_CHECKING:
     from shardwright.planner.rules import register_rule
 
 _HOMES = {
+    "AsyncClient": "shardwright.client",
+    "Client": "shardwright.client",
+    "compare": "shardwright.planner.comparison",
     "Plan": "shardwright.planner.plan",
     "Program": "shardwright.planner.program",
     "evaluate": "shardwright.planner.hand_made",
@@ -32,12 +37,16 @@ _HOMES = {
 }
 
 __all__ = [
+    "AsyncClient",
+    "Client",
     "DoesNotFitError",
     "InputError",
     "Plan",
     "Program",
+    "ServiceError",
     "ShardwrightError",
     "__version__",
+    "compare",
     "evaluate",
     "plan",
     "register_rule",

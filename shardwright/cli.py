@@ -19,6 +19,7 @@ import typer
 from shardwright import cli_inputs as inputs
 from shardwright import cli_options as options
 from shardwright import cli_specs as specs
+from shardwright.cli_compare import compare
 from shardwright.cli_console import (
     accept_any_text,
     print_error,
@@ -309,6 +310,9 @@ def models(
     from shardwright.cli_tables import model_view, models_view
 
     print_view(model_view(built[0]) if name else models_view(built))
+
+
+app.command()(compare)
 
 
 def _check_slice(

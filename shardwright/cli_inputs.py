@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from shardwright.errors import InputError
 
@@ -32,6 +32,7 @@ class Target:
       name: as people know it.
       model_flops: FLOPs of one step that count for MFU, where a reference model tells them.
       tokens_per_step: of a reference model.
+      unit: what these are; a classifier's are examples.
     """
 
     program: Callable[..., Any] | Program
@@ -40,6 +41,7 @@ class Target:
     name: str
     model_flops: float | None = None
     tokens_per_step: int | None = None
+    unit: Literal["tokens", "examples"] = "tokens"
 
 
 def load_target(
@@ -58,6 +60,7 @@ def load_target(
       InputError: there is no such model, function or file, or it is given what it cannot take.
     """
     from shardwright.models import build, model_names
+    from shardwright.models.presets import MLPS
 
     if target in model_names():
         _refuse("a reference model", {"--args": args and [args], "--donate": donate})
@@ -69,6 +72,7 @@ def load_target(
             target,
             float(model.model_flops_per_step),
             model.tokens_per_step,
+            "examples" if target in MLPS else "tokens",
         )
     given_options = [f"{key}={value}" for key, value in options.items()]
     path = Path(target)

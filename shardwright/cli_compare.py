@@ -1,0 +1,193 @@
+"""`shardwright compare`: one program on many slices."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shardwright import cli_inputs as inputs
+from shardwright import cli_options as options
+from shardwright.cli_console import make_console, print_note, print_view
+from shardwright.cli_quantities import parse_count, parse_duration
+from shardwright.cli_work import model_options, planning
+from shardwright.errors import DoesNotFitError, InputError
+
+Topologies = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--topologies",
+        "-t",
+        help="Slices, globs and generations, with commas or repeated: v5e:16x16, v5p:4x4x*, v6e, "
+        "all.",
+        show_default=False,
+    ),
+]
+Prices = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Prices of chips: a TOML or JSON file with a table chip_hour.",
+        rich_help_panel="Costs and goals",
+    ),
+]
+Workers = Annotated[
+    int | None, typer.Option(help="Slices planned at a time; as many as cores by default.", min=1)
+]
+
+
+def compare(
+    target: options.Target,
+    topologies: Topologies = None,
+    chips: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LEAST..MOST",
+            help="Keeps slices of globs and generations with so many chips: 64..512.",
+        ),
+    ] = None,
+    prices: Prices = None,
+    target_tokens: Annotated[
+        str | None,
+        typer.Option(
+            help="Tokens of the whole run, such as 1T, whose time and cost are then told.",
+            rich_help_panel="Costs and goals",
+        ),
+    ] = None,
+    deadline: Annotated[
+        str | None,
+        typer.Option(
+            help="Time that the run may take: 36h, 14d.", rich_help_panel="Costs and goals"
+        ),
+    ] = None,
+    budget: Annotated[
+        float | None,
+        typer.Option(
+            help="Money that the run may cost, in the currency of the prices.",
+            rich_help_panel="Costs and goals",
+        ),
+    ] = None,
+    tokens_per_step: Annotated[
+        int | None,
+        typer.Option(
+            help="Of a program that is not a reference model.", rich_help_panel="Costs and goals"
+        ),
+    ] = None,
+    save_plans: Annotated[
+        Path | None,
+        typer.Option(metavar="DIRECTORY", help="Write each slice's plan into this directory."),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="Write the table to this JSON file."),
+    ] = None,
+    memory_fraction: Annotated[
+        float, typer.Option(help="Part of a device's memory that may be used, up to 1.")
+    ] = 0.9,
+    time_limit: Annotated[float, typer.Option(help="Seconds of search for each slice.")] = 12.0,
+    seed: Annotated[int, typer.Option(help="Of the solver's random choices.")] = 0,
+    workers: Workers = None,
+    chip: options.Chip = None,
+    args: options.Arguments = None,
+    donate: options.Donate = None,
+    batch: options.Batch = None,
+    sequence: options.Sequence = None,
+    layers: options.Layers = None,
+    remat: options.Remat = None,
+    settings: options.Settings = None,
+    as_json: options.AsJson = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Plans one program on many slices and says which wins.
+
+    Exit codes: 0 at least one slice has a plan, 2 bad input, 3 it fits on none.
+    """
+    from shardwright.hardware_profiles import load_chip
+    from shardwright.planner.prices import load_prices
+    from shardwright.planner.slice_choice import choose_slices, parse_chip_range
+
+    patterns = [part for text in topologies or ["all"] for part in text.split(",") if part.strip()]
+    profile = None if chip is None else load_chip(chip)
+    slices = choose_slices(
+        patterns,
+        None if chips is None else parse_chip_range(chips),
+        () if profile is None else (profile,),
+    )
+    priced = None if prices is None else load_prices(prices)
+    goal_tokens = None if target_tokens is None else parse_count(target_tokens, "--target-tokens")
+    goal_time = None if deadline is None else parse_duration(deadline, "--deadline")
+    if budget is not None and budget <= 0:
+        raise InputError(f"{budget:g} buys nothing", where="--budget", do="Give more than 0")
+    chosen_options = model_options(settings, batch, sequence, layers, remat)
+    if output is not None:
+        inputs.check_output(output)
+    if save_plans is not None:
+        _make_directory(save_plans)
+
+    from shardwright.cli_comparison_view import comparison_progress, comparison_view
+
+    console = make_console(stderr=True)
+    with (
+        planning(quiet=True),
+        comparison_progress(console, len(slices), quiet=quiet or as_json) as report,
+    ):
+        loaded = inputs.load_target(target, args, donate or (), chosen_options)
+        from shardwright.planner.comparison import compare as compare_slices
+
+        made = compare_slices(
+            loaded.program,
+            *loaded.args,
+            topologies=[one.name for one in slices],
+            donate_argnums=loaded.donate,
+            memory_fraction=memory_fraction,
+            time_limit_s=time_limit,
+            seed=seed,
+            model_flops=loaded.model_flops,
+            tokens_per_step=tokens_per_step or loaded.tokens_per_step,
+            unit=loaded.unit,
+            prices=priced,
+            target_tokens=goal_tokens,
+            deadline_s=goal_time,
+            budget=budget,
+            chip=profile,
+            workers=workers,
+            name=loaded.name,
+            on_progress=report,
+        )
+    if output is not None:
+        output.write_text(made.to_json() + "\n")
+    if save_plans is not None:
+        for topology, plan in made.plans.items():
+            plan.save(save_plans / f"{topology.replace(':', '-').replace('*', 'x')}.json")
+    if as_json:
+        print(made.to_json())
+    else:
+        print_view(comparison_view(made.data))
+        if save_plans is not None and not quiet:
+            print_note(f"{len(made.plans)} plans written to {save_plans}")
+    if not made.plans:
+        raise _failure(made.rows)
+
+
+def _failure(rows: object) -> Exception:
+    statuses = {row.status for row in rows}  # type: ignore[attr-defined]
+    if statuses == {"does-not-fit"}:
+        return DoesNotFitError(
+            "the program fits on none of these slices",
+            do="Add larger ones, or change the program as told above",
+        )
+    return InputError(
+        "none of these slices has a plan", where="compare", do="See above why each has none"
+    )
+
+
+def _make_directory(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(
+            f"the directory cannot be made ({error.strerror})",
+            where=str(path),
+            do="Give --save-plans another",
+        ) from None
