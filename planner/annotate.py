@@ -94,7 +94,7 @@ def _changes(places: Sequence[_Place]) -> Iterator[Change]:
             yield shape, given, constraint.copy
             given = constraint.copy
         for demand, _, _ in uses:
-            if demand.sharding is not None:
+            if demand.sharding not in (None, constraint.made):
                 yield shape, given, demand.sharding
 
 
@@ -219,7 +219,9 @@ def _constrain(
     shared: dict[tuple[Any, DimAxes], Any] = {}
     for demand, op, operand in uses:
         wanted = given
-        if demand.sharding is not None:
+        if demand.sharding == constraint.made:
+            wanted = made  # needs no copy, so that none is kept for it
+        elif demand.sharding is not None:
             place = (op.block, demand.sharding)
             if place not in shared:
                 insert = _before_readers(given, op.block)

@@ -3,12 +3,15 @@
 A pattern says for each mesh axis which dimension it shards before and after. Shardy's answer
 depends on the sizes of dimensions only where one cannot hold all the axes that the answer puts on
 it on the way, so that patterns are asked with large dimensions first, and with real ones where
-those do not hold.
+those do not hold. Axes that shard nothing on either side have no part in it. So answers are kept
+by the sizes of the axes alone, and serve every mesh and every tensor.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import lcm
 from string import ascii_lowercase
@@ -18,11 +21,12 @@ from numpy.typing import NDArray
 
 from shardwright.hardware_profiles.mesh import AxisRef
 from shardwright.planner import mlir
-from shardwright.planner.collectives import DimAxes, Step, read_steps, shards
+from shardwright.planner.collectives import DimAxes, Step, read_steps, shards, whole_axes
 from shardwright.planner.mlir import ir
 from shardwright.planner.strategies import IntArray
 
 _LARGE = 2**20
+_OPERATION = re.compile(r"= (sdy\.\w+) (.*)%\w+ out_sharding=(.*) : ")
 
 Dims = tuple[int, ...]
 """Sizes of the dimensions of a tensor."""
@@ -57,60 +61,174 @@ def sharding_digits(axes: int, rank: int) -> IntArray:
     return digits
 
 
-def changes(sizes: tuple[int, ...], shape: Dims) -> tuple[list[tuple[Step, ...]], IntArray]:
-    """How every sharding code of a tensor becomes every other.
+@lru_cache(maxsize=256)
+def changes(sizes: tuple[int, ...]) -> Changes:
+    """The changes of sharding on meshes whose axes have these sizes."""
+    return Changes(sizes)
 
-    Args:
+
+class Changes:
+    """What Shardy answered so far for axes of some sizes; asks what it does not know yet.
+
+    Attributes:
       sizes: sizes of the mesh axes.
-      shape: shape of the tensor.
-
-    Returns:
-      Lists of collectives; and which list each pair of codes has, shape (codes, codes). Where a
-      code cuts a dimension in more parts than it has elements, the list is of a larger tensor.
+      steps: every different collective in an answer.
     """
-    patterns = _patterns(sizes, len(shape))
-    answers, index = list(patterns.answers), patterns.index
-    dims = np.zeros_like(patterns.rows)
-    row, dim = np.nonzero(patterns.used)
-    dims[row, patterns.used.cumsum(axis=1)[row, dim] - 1] = np.asarray(shape)[dim]
-    holds = _holds(sizes, shape)
-    uneven = (dims % patterns.divisors[index] != 0).any(axis=1)
-    ask = np.flatnonzero(uneven & np.logical_and.outer(holds, holds).ravel())
-    if len(ask):
-        first, which = _distinct(np.concatenate([patterns.rows, dims], axis=1)[ask])
-        real = [
-            (tuple(d for d in dims[k].tolist() if d), tuple(patterns.rows[k].tolist()))
-            for k in ask[first]
+
+    def __init__(self, sizes: tuple[int, ...]) -> None:
+        self.sizes = sizes
+        self.steps: list[Step] = []
+        self._step_ids: dict[Step, int] = {}
+        self._answers: list[Answer] = []
+        self._numbers: dict[Pattern, int] = {}
+        self._rows: list[tuple[int, ...]] = []
+        self._sliced: list[int] = []
+        self._tables: dict[Dims, IntArray] = {}
+        self._padded = np.zeros((0, 1), dtype=np.int64)
+        every_axis = tuple(AxisRef(name) for name in axis_names(len(sizes)))
+        self._out_of_reach = Step("all_to_all", every_axis, _OUT_OF_REACH)
+        self._add(Answer((self._out_of_reach,), ()))
+
+    def numbers(self, shape: Dims) -> IntArray:
+        """Which answer tells how one sharding code of a tensor becomes another.
+
+        Args:
+          shape: shape of the tensor.
+
+        Returns:
+          Numbers of answers, shape (codes, codes). Codes that cut a dimension in more parts than
+          it has elements are out of reach.
+        """
+        if shape not in self._tables:
+            self._tables[shape] = self._find_numbers(shape)
+        return self._tables[shape]
+
+    def step_rows(self) -> IntArray:
+        """The numbers of the steps of every answer, shape (answers, longest); -1 for none."""
+        if len(self._padded) != len(self._rows):
+            longest = max(map(len, self._rows))
+            self._padded = np.full((len(self._rows), longest), -1, dtype=np.int64)
+            lengths = np.array(list(map(len, self._rows)))
+            filled = np.arange(longest) < lengths[:, None]
+            self._padded[filled] = [step for row in self._rows for step in row]
+        return self._padded
+
+    def sliced(self) -> IntArray:
+        """A bit mask of the axes that every answer begins by slicing over, shape (answers,)."""
+        return np.array(self._sliced, dtype=np.int64)
+
+    def answers(self, patterns: Sequence[Pattern]) -> list[Answer]:
+        """Shardy's answers to patterns of change."""
+        return [self._answers[number] for number in self._number(patterns)]
+
+    def _find_numbers(self, shape: Dims) -> IntArray:
+        patterns = _patterns(len(self.sizes), len(shape))
+        holds = _holds(self.sizes, shape)
+        reachable = np.flatnonzero(np.logical_and.outer(holds, holds).ravel())
+        found = np.zeros(len(patterns.index), dtype=np.int64)
+        asked, which = np.unique(patterns.index[reachable], return_inverse=True)
+        large: list[Pattern] = [
+            ((_LARGE,) * (max(row, default=-1) + 1), tuple(row))
+            for row in patterns.distinct[asked].tolist()
         ]
-        index = index.copy()
-        index[ask] = len(answers) + which
-        answers += _answers(sizes, real)
-    return [answer.steps for answer in answers], index.reshape(len(holds), len(holds))
+        numbers = self._number(large)
+        divisors = np.ones((len(large), 2 * len(self.sizes)), dtype=np.int64)
+        for row, number in enumerate(numbers):
+            told = self._answers[number].divisors
+            divisors[row, : len(told)] = told
+        found[reachable] = np.array(numbers, dtype=np.int64)[which]
+        dims = np.ones_like(divisors, shape=(len(reachable), divisors.shape[1]))
+        row, dim = np.nonzero(patterns.used[reachable])
+        place = patterns.used[reachable].cumsum(axis=1)[row, dim] - 1
+        dims[row, place] = np.asarray(shape)[dim]
+        uneven = (dims % divisors[which] != 0).any(axis=1)
+        if uneven.any():
+            ask = reachable[uneven]
+            counts = patterns.used[ask].sum(axis=1, keepdims=True)
+            real_dims = np.where(np.arange(dims.shape[1]) < counts, dims[uneven], 0)
+            rows = patterns.distinct[patterns.index[ask]]
+            first, of = _distinct(np.concatenate([rows, real_dims], axis=1))
+            real: list[Pattern] = [
+                (tuple(d for d in real_dims[k].tolist() if d), tuple(rows[k].tolist()))
+                for k in first
+            ]
+            found[ask] = np.array(self._number(real), dtype=np.int64)[of]
+        return found.reshape(len(holds), len(holds))
+
+    def _number(self, patterns: Sequence[Pattern]) -> list[int]:
+        new = [pattern for pattern in patterns if pattern not in self._numbers]
+        by_axes: dict[tuple[int, ...], list[Pattern]] = {}
+        for pattern in dict.fromkeys(new):
+            by_axes.setdefault(_moving_axes(pattern), []).append(pattern)
+        for axes, asked in by_axes.items():
+            if len(axes) == len(self.sizes):
+                answers = ask_shardy(self.sizes, asked)
+            else:
+                answers = self._from_fewer_axes(axes, asked)
+            for pattern, answer in zip(asked, answers, strict=True):
+                self._numbers[pattern] = self._add(answer)
+        return [self._numbers[pattern] for pattern in patterns]
+
+    def _from_fewer_axes(self, axes: tuple[int, ...], patterns: Sequence[Pattern]) -> list[Answer]:
+        """Answers of a mesh that has only the axes with a part in a change."""
+        fewer = changes(tuple(self.sizes[a] for a in axes))
+        asked = [
+            (dims, tuple(d for a in axes for d in digits[2 * a : 2 * a + 2]))
+            for dims, digits in patterns
+        ]
+        names = axis_names(len(self.sizes))
+        renamed = {
+            step: replace(
+                step,
+                axes=tuple(
+                    replace(ref, name=names[axes[ascii_lowercase.index(ref.name)]])
+                    for ref in step.axes
+                ),
+            )
+            for answer in fewer.answers(asked)
+            for step in answer.steps
+        }
+        return [
+            Answer(tuple(renamed[step] for step in answer.steps), answer.divisors)
+            for answer in fewer.answers(asked)
+        ]
+
+    def _add(self, answer: Answer) -> int:
+        for step in answer.steps:
+            if step not in self._step_ids:
+                self._step_ids[step] = len(self.steps)
+                self.steps.append(step)
+        sliced = 0
+        if answer.steps and answer.steps[0].kind == "all_slice":
+            shape = dict(zip(axis_names(len(self.sizes)), self.sizes, strict=True))
+            for name in whole_axes(answer.steps[0].axes, shape):
+                sliced |= 1 << ascii_lowercase.index(name)
+        self._answers.append(answer)
+        self._rows.append(tuple(self._step_ids[step] for step in answer.steps))
+        self._sliced.append(sliced)
+        return len(self._answers) - 1
 
 
 @dataclass(frozen=True)
 class _Patterns:
-    """Every pair of sharding codes of one rank, pairs in the first dimension of all arrays.
+    """Every pair of sharding codes of one rank, pairs in the first dimension of `used` and `index`.
 
     Attributes:
       used: whether a dimension is sharded before or after, shape (pairs, rank).
-      rows: for each axis the dimension that it shards before and after, numbered among those used.
-      answers: of large tensors.
-      index: which answer each pair has.
-      divisors: of each answer, shape (answers, dimensions used).
+      distinct: the different patterns: for each axis the dimension that it shards before and
+        after, numbered among those used.
+      index: which of these each pair has.
     """
 
     used: NDArray[np.bool_]
-    rows: IntArray
-    answers: tuple[Answer, ...]
+    distinct: IntArray
     index: IntArray
-    divisors: IntArray
 
 
-@lru_cache(maxsize=256)
-def _patterns(sizes: tuple[int, ...], rank: int) -> _Patterns:
-    digits = sharding_digits(len(sizes), rank)
-    count, axes = digits.shape
+@lru_cache(maxsize=64)
+def _patterns(axes: int, rank: int) -> _Patterns:
+    digits = sharding_digits(axes, rank)
+    count = len(digits)
     before = np.broadcast_to(digits[:, None, :], (count, count, axes))
     after = np.broadcast_to(digits[None, :, :], (count, count, axes))
     pairs = np.stack([before, after], axis=-1).reshape(count * count, 2 * axes)
@@ -118,14 +236,13 @@ def _patterns(sizes: tuple[int, ...], rank: int) -> _Patterns:
     number = used.cumsum(axis=1) - 1
     rows = np.where(pairs >= 0, np.take_along_axis(number, np.maximum(pairs, 0), axis=1), -1)
     first, index = _distinct(rows)
-    large: list[Pattern] = [
-        ((_LARGE,) * (int(row.max(initial=-1)) + 1), tuple(row.tolist())) for row in rows[first]
-    ]
-    answers = _answers(sizes, large)
-    divisors = np.ones((len(answers), 2 * axes), dtype=np.int64)
-    for row, answer in enumerate(answers):
-        divisors[row, : len(answer.divisors)] = answer.divisors
-    return _Patterns(used, rows, tuple(answers), index, divisors)
+    return _Patterns(used, rows[first], index)
+
+
+def _moving_axes(pattern: Pattern) -> tuple[int, ...]:
+    """The axes that shard something before or after."""
+    digits = pattern[1]
+    return tuple(a for a in range(len(digits) // 2) if digits[2 * a] >= 0 or digits[2 * a + 1] >= 0)
 
 
 def _holds(sizes: tuple[int, ...], shape: Dims) -> NDArray[np.bool_]:
@@ -146,20 +263,6 @@ def _distinct(rows: IntArray) -> tuple[IntArray, IntArray]:
         codes = np.unique(codes * len(values) + position, return_inverse=True)[1]
     _, first, index = np.unique(codes, return_index=True, return_inverse=True)
     return first, index
-
-
-def _answers(sizes: tuple[int, ...], patterns: list[Pattern]) -> list[Answer]:
-    known = _known_answers(sizes)
-    new = [pattern for pattern in patterns if pattern not in known]
-    if new:
-        known.update(zip(new, ask_shardy(sizes, new), strict=True))
-    return [known[pattern] for pattern in patterns]
-
-
-@lru_cache(maxsize=256)
-def _known_answers(sizes: tuple[int, ...]) -> dict[Pattern, Answer]:
-    """Shardy's answers so far on meshes of these sizes; `_answers` adds to them."""
-    return {}
 
 
 def axis_names(axes: int) -> tuple[str, ...]:
@@ -203,25 +306,58 @@ def _ask_shardy(sizes: tuple[int, ...], patterns: list[Pattern]) -> list[Answer]
     with mlir.new_context():
         module = mlir.parse_module("\n".join(text))
         mlir.run_passes(module, mlir.RESHARDS_TO_COLLECTIVES)
-        functions = [f for f in module.body.operations if f.operation.name == "func.func"]
-        return [
-            _read_answer(function, before, shape)
-            for function, before in zip(functions, begins, strict=True)
-        ]
+        _, *functions = str(module).split("func.func private @f")
+    read = _AnswerReader(shape)
+    return [
+        read(_OPERATION.findall(function), before)
+        for function, before in zip(functions, begins, strict=True)
+    ]
 
 
-def _read_answer(function: object, sharding: DimAxes, shape: dict[str, int]) -> Answer:
-    steps = []
-    on_the_way = [sharding]
-    *body, _terminator = mlir.walk_block(mlir.entry_block(function))
-    for op in body:
-        for step, sharding in read_steps(op, sharding, shape):
-            steps.append(step)
-            on_the_way.append(sharding)
-    divisors = tuple(
-        lcm(*(shards((dim,), shape) for dim in dims)) for dims in zip(*on_the_way, strict=True)
-    )
-    return Answer(tuple(steps), divisors)
+@dataclass(frozen=True)
+class _PrintedOp:
+    """A collective as the printed module tells it."""
+
+    name: str
+    attributes: _PrintedAttributes
+
+
+@dataclass(frozen=True)
+class _PrintedAttributes:
+    axes: str
+    out_sharding: str
+
+    def __getitem__(self, name: str) -> str:
+        return self.out_sharding if name == "out_sharding" else self.axes
+
+
+class _AnswerReader:
+    """Reads printed collectives; those that are alike are read once."""
+
+    def __init__(self, shape: dict[str, int]) -> None:
+        self._shape = shape
+        self._read: dict[tuple[object, ...], tuple[tuple[Step, DimAxes], ...]] = {}
+        self._parts: dict[tuple[tuple[AxisRef, ...], ...], int] = {}
+
+    def __call__(self, printed: Iterable[tuple[str, str, str]], before: DimAxes) -> Answer:
+        steps = []
+        on_the_way = [before]
+        for name, axes, out_sharding in printed:
+            key = (name, axes, out_sharding, on_the_way[-1])
+            if key not in self._read:
+                op = _PrintedOp(name, _PrintedAttributes(axes, out_sharding))
+                self._read[key] = tuple(read_steps(op, on_the_way[-1], self._shape))
+            for step, stop in self._read[key]:
+                steps.append(step)
+                on_the_way.append(stop)
+        divisors = tuple(lcm(*map(self._shards, dims)) for dims in zip(*on_the_way, strict=True))
+        return Answer(tuple(steps), divisors)
+
+    def _shards(self, dim: tuple[AxisRef, ...]) -> int:
+        key = (dim,)
+        if key not in self._parts:
+            self._parts[key] = shards(key, self._shape)
+        return self._parts[key]
 
 
 def mesh_text(shape: dict[str, int]) -> str:
@@ -230,6 +366,7 @@ def mesh_text(shape: dict[str, int]) -> str:
     return f"sdy.mesh @mesh = <[{axes}]>"
 
 
+@lru_cache(maxsize=1 << 16)
 def sharding_text(sharding: DimAxes) -> str:
     """A closed sharding in Shardy's syntax: `<@mesh, [{"x"}, {}]>`."""
     dims = (", ".join(_axis_text(a) for a in dim) for dim in sharding)
@@ -241,6 +378,7 @@ def _axis_text(axis: AxisRef) -> str:
     return f'"{axis.name}"{part}'
 
 
+@lru_cache(maxsize=1 << 16)
 def _dim_axes(dims: tuple[int, ...], names: tuple[str, ...], rank: int) -> DimAxes:
     return tuple(
         tuple(AxisRef(name) for name, on in zip(names, dims, strict=True) if on == dim)

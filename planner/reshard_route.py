@@ -69,15 +69,14 @@ def _ask(changes: list[Change], sizes: dict[str, int]) -> list[Route]:
 
 
 def _read(function: object, change: Change, sizes: dict[str, int]) -> Route:
-    shape, sharding, end = change
-    on_the_way = []
+    shape, before, end = change
+    on_the_way = [before]
     *body, _terminator = mlir.walk_block(mlir.entry_block(function))
     for op in body:
-        for _, sharding in read_steps(op, sharding, sizes):
-            on_the_way.append(sharding)
-    if not on_the_way or not all(_holds(stop, shape, sizes) for stop in on_the_way):
+        on_the_way += [stop for _, stop in read_steps(op, on_the_way[-1], sizes)]
+    if not all(_holds(stop, shape, sizes) for stop in on_the_way):
         return (end,)
-    return (*on_the_way[:-1], end)
+    return (*on_the_way[1:-1], end)
 
 
 def _holds(sharding: DimAxes, shape: tuple[int, ...], sizes: dict[str, int]) -> bool:

@@ -90,6 +90,47 @@ def test_readers_are_given_the_copy_and_reshard_from_it() -> None:
     assert re.search(rf"sdy.sharding_constraint {copy[1]} <@mesh, \[\{{\}}, \{{\"x\"\}}\]>", text)
 
 
+def test_reader_that_needs_what_was_made_does_not_read_the_copy() -> None:
+    program = Program.trace(lambda a: jnp.cos(a) + jnp.sin(a), f32(8, 8))
+    cosine, sine = (Site("operand", 0, key(program, name)) for name in ("cosine", "sine"))
+    made = constraint(Site("argument", 0), ROWS, [(cosine, None), (sine, ROWS)], copy=WHOLE)
+    text = annotated(program, made)
+    assert "stablehlo.sine %arg0 " in text
+    assert text.count("sdy.sharding_constraint") == 1
+
+
+def test_every_sharding_on_the_way_of_a_reshard_is_constrained() -> None:
+    """Shardy makes room by a collective-permute, then an all-to-all, then an all-gather."""
+    program = Program.trace(lambda a: jnp.cos(jnp.sin(a)), f32(8, 8))
+    sine, cosine = (key(program, name) for name in ("sine", "cosine"))
+    before: Any = ((X,), (Y,))
+    made = constraint(Site("result", 0, sine), before, [(Site("operand", 0, cosine), COLUMNS)])
+    lines = [
+        line for line in annotated(program, made).splitlines() if "sharding_constraint" in line
+    ]
+    shardings = [line[line.index("[") : line.rindex("]") + 1] for line in lines]
+    assert shardings == [
+        '[{"x"}, {"y"}]',
+        '[{"y":(1)2}, {"x", "y":(2)2}]',
+        '[{}, {"x", "y":(2)2}]',
+        '[{}, {"x"}]',
+    ]
+
+
+def test_array_cut_on_two_dimensions_is_gathered_one_at_a_time() -> None:
+    program = Program.trace(lambda a: jnp.cos(jnp.sin(a)), f32(8, 8))
+    sine, cosine = (key(program, name) for name in ("sine", "cosine"))
+    before: Any = ((Y,), (X,))
+    made = constraint(Site("result", 0, sine), before, [(Site("operand", 0, cosine), WHOLE)])
+    lines = [
+        line for line in annotated(program, made).splitlines() if "sharding_constraint" in line
+    ]
+    # x over 2 devices first, so that the larger gather ends with the whole array.
+    assert ['[{"y"}, {"x"}]' in lines[0], '[{"y"}, {}]' in lines[1], "[{}, {}]" in lines[2]] == [
+        True
+    ] * 3
+
+
 def test_a_mesh_of_the_program_is_used_again() -> None:
     text = 'sdy.mesh @own = <["x"=2, "y"=4]>\nfunc.func @main(%a: tensor<8xf32>) -> tensor<8xf32> '
     program = Program.from_stablehlo(text + "{ return %a : tensor<8xf32> }")
