@@ -232,3 +232,13 @@ def test_cut_over_a_part_of_the_axis_is_no_reduce_scatter() -> None:
     table = ReshardCosts(MESH).partial_table((64,), NBYTES, Y)
     at = code_of((("x",),), AXES), code_of((("y",),), AXES)
     assert table[at] == collective_seconds("all_reduce", NBYTES / 2, ["y"], MESH)
+
+
+def test_axes_that_shard_nothing_do_not_change_the_collectives() -> None:
+    # Answers are shared between meshes on this ground: asked of Shardy with the idle axis there.
+    axes = {"x": 2, "y": 4, "z": 4}
+    costs = ReshardCosts(meshes_for_shape(parse_slice("v5p:2x4x4"), axes)[0])
+    every = shardings((16, 24), {"x": 2, "y": 4})
+    pairs = [(before, after) for before in every for after in every if before != after]
+    for (before, after), steps in zip(pairs, ask_shardy((16, 24), axes, pairs), strict=True):
+        assert steps_of(costs, (16, 24), code_of(before, axes), code_of(after, axes)) == steps
