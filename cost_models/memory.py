@@ -183,12 +183,12 @@ def memory_over_time(buffers: Sequence[Buffer], most_points: int) -> MemoryOverT
         return MemoryOverTime((), {})
     kinds = list(dict.fromkeys(buffer.kind for buffer in held))
     times = np.unique([point for buffer in held for point in (buffer.start, buffer.end)])
-    change = np.zeros((len(kinds), len(times)))
-    rows = [kinds.index(buffer.kind) for buffer in held]
+    change = np.zeros(len(kinds) * len(times))
+    row_of = np.array([kinds.index(buffer.kind) for buffer in held]) * len(times)
     sizes = [buffer.nbytes for buffer in held]
-    np.add.at(change, (rows, np.searchsorted(times, [b.start for b in held])), sizes)
-    np.subtract.at(change, (rows, np.searchsorted(times, [b.end for b in held])), sizes)
-    bytes_by_kind = np.cumsum(change, axis=1)
+    np.add.at(change, row_of + np.searchsorted(times, [b.start for b in held]), sizes)
+    np.subtract.at(change, row_of + np.searchsorted(times, [b.end for b in held]), sizes)
+    bytes_by_kind = np.cumsum(change.reshape(len(kinds), len(times)), axis=1)
     kept = _extremes(bytes_by_kind.sum(axis=0), most_points)
     return MemoryOverTime(
         tuple(int(time) for time in times[kept]),

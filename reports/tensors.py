@@ -46,7 +46,7 @@ def group_inputs(program: ProgramModel) -> list[TensorGroup]:
     Size is of the whole group, so that what fills the memory comes first.
     """
     tensors = program.inputs
-    keys = [tuple(_KEY.findall(tensor.path)) for tensor in tensors]
+    keys = [path_keys(tensor.path) for tensor in tensors]
     suffixes = _shared_suffixes(tensors, keys)
     members: dict[tuple[object, ...], list[int]] = defaultdict(list)
     for index, (tensor, suffix) in enumerate(zip(tensors, suffixes, strict=True)):
@@ -61,6 +61,11 @@ def group_inputs(program: ProgramModel) -> list[TensorGroup]:
         ),
     )
     return [_group(group, tensors, keys, suffixes) for group in ranked]
+
+
+def path_keys(path: str) -> Keys:
+    """The parts of a pytree path: "[0]['w'].mu" is ("[0]", "['w']", ".mu")."""
+    return tuple(_KEY.findall(path))
 
 
 def ungrouped(program: ProgramModel) -> list[TensorGroup]:
