@@ -236,7 +236,7 @@ _FALLBACKS: dict[str, tuple[Literal["bf16", "f8", "i8", "i4"], ...]] = {
 _TYPE_NAMES = {
     "bf16": ("bf16", "bfloat16", "f16", "float16"),
     "f32": ("f32", "float32", "f64", "float64", "tf32"),
-    "complex": ("c64", "complex64", "c128", "complex128"),
+    "complex": ("c64", "complex64", "c128", "complex128", "complex<f32>", "complex<f64>"),
     "i8": ("i8", "si8", "ui8", "u8", "s8", "int8", "uint8"),
     "i4": ("i4", "si4", "ui4", "u4", "s4", "int4", "uint4", "i2", "ui2", "int2", "uint2"),
 }

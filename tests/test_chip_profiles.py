@@ -118,6 +118,8 @@ def test_a_device_is_a_whole_chip_where_two_cores_make_one():
         ("tpu7x", "i8", 1153.5e12),
         ("tpu7x", "i4", 1153.5e12),
         ("v4", "i4", 275e12),
+        ("v5e", "complex<f32>", 197e12 / 4),
+        ("v5e", "complex128", 197e12 / 4),
     ],
 )
 def test_peak_by_element_type(chip, dtype, flops):
