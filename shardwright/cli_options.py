@@ -71,6 +71,23 @@ Chip = Annotated[
     Path | None,
     typer.Option(help="A chip profile of your own, a JSON file, instead of the bundled one."),
 ]
+Server = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL",
+        help="Plan on this server (`shardwright serve`) instead of here.",
+        rich_help_panel="Planning service",
+    ),
+]
+ApiKey = Annotated[
+    str | None,
+    typer.Option(
+        envvar="SHARDWRIGHT_API_KEY",
+        show_envvar=True,
+        help="The key of the server; the variable keeps it out of lists of processes.",
+        rich_help_panel="Planning service",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 All = Annotated[bool, typer.Option("--all", help="Everything, not only what matters most.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")]

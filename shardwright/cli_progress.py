@@ -21,10 +21,15 @@ Report = Callable[["Progress"], None]
 _STAGES: dict[str, str] = {
     "load": "loading",
     "trace": "tracing the program",
+    "queue": "waiting for the server",
+    "read": "reading the program",
     "graph": "building the op graph",
     "search": "searching meshes",
     "polish": "polishing the best",
     "plan": "writing the plan",
+    "annotate": "annotating the program",
+    "write": "writing the plan",
+    "done": "writing the plan",
 }
 _SECONDS_BETWEEN_LINES = 10.0
 

@@ -21,7 +21,7 @@ from shardwright.client_exchange import (
     Withdraw,
     exchange,
 )
-from shardwright.client_requests import Asked
+from shardwright.client_requests import Asked, labelled
 from shardwright.client_resources import Job, JobPage, Uploaded, progress_of
 from shardwright.errors import ServiceError, ShardwrightError
 
@@ -41,6 +41,8 @@ def plan_flow(contact: Contact, ask: Callable[[], Asked], report: Report) -> Flo
     asked = ask()
     job, created = yield from submit(contact, "v1/plans", asked)
     try:
+        if job.status == "queued":
+            report(Progress("queue"))
         if not job.finished:
             job = yield from follow(contact, job.id, report)
     except ServiceError as error:
@@ -154,9 +156,7 @@ def fetch_plan(contact: Contact, job: Job, asked: Asked | None = None) -> Flow[P
     plan = Plan.from_json(answer.body.decode(errors="replace"), where=f"{contact.url}/{where}")
     if asked is None:
         return plan
-    topology = asked.body["topology"]
-    options = plan.data.options.model_copy(update={"topology": topology})
-    plan = Plan(plan.data.model_copy(update={"options": options}))
+    plan = labelled(plan, asked)
     return plan if asked.program is None else _of_program(plan, asked.program)
 
 

@@ -15,11 +15,9 @@ if TYPE_CHECKING:
     from jax.sharding import PartitionSpec
 
     from shardwright.hardware_profiles.chip import ChipProfile
+    from shardwright.planner.plan import Plan
     from shardwright.planner.program import Program
     from shardwright.planner.search import Progress
-
-Planned = Callable[..., Any]
-"""A function of arrays, a `Program`, or the name of a reference model (by `str`)."""
 
 
 class PlanOptions(TypedDict, total=False):
@@ -50,10 +48,21 @@ class Asked:
     Attributes:
       body: JSON, but for the id of the program.
       program: what to upload; None for a reference model.
+      labels: what the caller knows of the program and no plan depends on.
     """
 
     body: dict[str, Any]
     program: Program | None
+    labels: Labels
+
+
+@dataclass(frozen=True)
+class Labels:
+    """What people call a program, and what counts for its rates; as for `shardwright.plan`."""
+
+    name: str | None = None
+    tokens_per_step: float | None = None
+    model_flops: float | None = None
 
 
 def ask_plan(
@@ -109,19 +118,41 @@ def ask_plan(
         "time_limit_s": time_limit_s,
         "seed": asked.seed,
     }
-    known = {"model_flops": model_flops, "name": name, "tokens_per_step": tokens_per_step}
-    body |= {key: value for key, value in known.items() if value is not None}
+    labels = Labels(name, tokens_per_step, model_flops)
     if chip is not None:
         body["chip"] = chip.model_dump(mode="json")
     if isinstance(target, str):
         body["model"] = _model(target, args, options)
         body["pinned"] = {path: _entries(spec) for path, spec in (pinned or {}).items()}
-        return Asked(body, None)
+        return Asked(body, None, labels)
     program = _trace(target, args, options, donate_argnums, asked.mesh)
     check_mesh(program.mesh_axes, asked.mesh)
     pins = specs_by_path(program, pinned or {}, asked.mesh or program.mesh_axes)
     body["pinned"] = {path: spec_of(sharding) for path, sharding in pins.items()}
-    return Asked(body, program)
+    return Asked(body, program, labels)
+
+
+def labelled(plan: Plan, asked: Asked) -> Plan:
+    """A plan as it would be had it been asked for here.
+
+    Labels are not sent: whatever a program is called, the server plans it once.
+    """
+    from shardwright.planner.plan import Plan
+
+    data, labels = plan.data, asked.labels
+    told = {"name": labels.name, "tokens_per_step": labels.tokens_per_step}
+    changes: dict[str, Any] = {
+        "options": data.options.model_copy(update={"topology": asked.body["topology"]}),
+        "program": data.program.model_copy(
+            update={key: value for key, value in told.items() if value is not None}
+        ),
+    }
+    if labels.model_flops is not None and data.estimate.step_time_s:
+        on = plan.logical_mesh.slice
+        peak = on.chip.device_peak_flops("bf16") * on.devices
+        mfu = labels.model_flops / (peak * data.estimate.step_time_s)
+        changes["estimate"] = data.estimate.model_copy(update={"mfu": mfu})
+    return Plan(data.model_copy(update=changes))
 
 
 def _trace(

@@ -183,7 +183,17 @@ def test_plan_is_the_servers_with_the_pytrees_of_the_function(
 def test_progress_is_told_as_a_local_plan_tells_it(call: Any, service: Service) -> None:
     told: list[Progress] = []
     call(service.url, lambda client: make(client, on_progress=told.append))
-    assert told == [Progress("trace"), Progress("search", 0, 9, 0.25)]
+    assert told == [Progress("trace"), Progress("queue"), Progress("search", 0, 9, 0.25)]
+
+
+@both
+def test_plan_is_labelled_as_a_local_one(call: Any, service: Service) -> None:
+    labels: dict[str, Any] = {"name": "mine", "tokens_per_step": 64, "model_flops": 1e9}
+    local = sw.plan(product, *SHAPES, topology="v5e-4", **labels)
+    made = call(service.url, lambda c: c.plan(product, *SHAPES, topology="v5e-4", **labels))
+    assert made.data.program == local.data.program
+    assert made.estimate == local.estimate
+    assert made.data.options == local.data.options
 
 
 @both

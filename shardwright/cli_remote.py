@@ -1,0 +1,55 @@
+"""`shardwright plan --server`: what a local plan is given, planned by a service."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from shardwright.cli_inputs import Target
+    from shardwright.planner.plan import Plan
+
+
+def check_server(server: str | None, api_key: str | None) -> None:
+    """Refuses what cannot be a server before anything is loaded.
+
+    Raises:
+      InputError: the URL or the key is none.
+    """
+    if server is not None:
+        from shardwright.client import Client
+
+        Client(server, api_key or None).close()
+
+
+def plan_on_server(
+    server: str,
+    api_key: str | None,
+    target: str,
+    loaded: Target,
+    model_options: Mapping[str, Any],
+    **options: Any,
+) -> Plan:
+    """A plan by a service; reference models go by name, everything else as a program.
+
+    Args:
+      server: its URL.
+      api_key: where it has keys.
+      target: what to plan, as it is named on the command line.
+      loaded: the same, loaded.
+      model_options: of a reference model.
+      options: as for `shardwright.plan`.
+    """
+    from shardwright.client import Client
+    from shardwright.models import model_names
+
+    with Client(server, api_key or None) as client:
+        if target in model_names():
+            return client.plan(target, options=model_options, **options)
+        return client.plan(
+            loaded.program,
+            *loaded.args,
+            donate_argnums=loaded.donate,
+            name=loaded.name,
+            **options,
+        )
