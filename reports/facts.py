@@ -97,7 +97,8 @@ def standing(mesh: MeshModel, chosen: MeshModel | None) -> str:
     """How a mesh compares with the chosen one: "+3.0 %" of its step time, or what became of it."""
     if mesh.step_time_s is None or chosen is None or not chosen.step_time_s:
         return mesh.status
-    return f"{100 * (mesh.step_time_s / chosen.step_time_s - 1):+.1f} %"
+    percent = round(100 * (mesh.step_time_s / chosen.step_time_s - 1), 1)
+    return f"{percent:+.1f} %" if percent else "±0.0 %"
 
 
 def certificate(solver: SolverModel) -> str:

@@ -83,7 +83,13 @@ def memory_figure(estimate: EstimateModel, memory_fraction: float) -> Figure | N
             "stackgroup": "memory",
             "line": {"shape": "hv", "width": 0.5, "color": LIGHT[kind]},
             "fillcolor": LIGHT[kind],
-            "fillpattern": {"shape": _PATTERNS.get(kind, ""), "size": 6, "solidity": 0.15},
+            "fillpattern": {
+                "shape": _PATTERNS.get(kind, ""),
+                "fillmode": "overlay",
+                "fgcolor": LIGHT["paper"],
+                "size": 7,
+                "solidity": 0.2,
+            },
             "hovertemplate": "%{y:.2f} GB",
         }
         for kind, name in KINDS.items()
@@ -187,5 +193,5 @@ def _level(height: float) -> Figure:
 def _note(text: str, x: float, y: float, **more: Any) -> Figure:
     base: Figure = {"text": text, "x": x, "y": y, "showarrow": False, "yanchor": "bottom"}
     if more.get("showarrow"):
-        base |= {"ax": 0, "ay": -24, "arrowhead": 2, "arrowcolor": LIGHT["ink"]}
+        base |= {"ax": 0, "ay": -28, "arrowhead": 2, "bgcolor": LIGHT["paper"], "arrowcolor": LIGHT["ink"]}
     return base | more

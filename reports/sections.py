@@ -112,7 +112,6 @@ def _mesh_context(plan: PlanModel, mesh: LogicalMesh) -> dict[str, Any]:
         told += joins + (", the last with the first. " if layout.wraps(layout.planes) else ". ")
     if layout.left_out:
         told += f"{layout.left_out} more planes look alike and are not drawn. "
-    told += "Point at a chip for its group."
     return {
         "layout": views.layout_text(plan),
         "axes": rows,
@@ -218,7 +217,6 @@ def _alternatives_context(plan: PlanModel) -> dict[str, Any]:
     seconds = [row.step_time_s or 0.0 for row in rows]
     seconds_unit, times = column(seconds, "s")
     bytes_unit, sizes = column([row.peak_memory_bytes or 0.0 for row in rows], "B")
-    slowest = max(seconds, default=0.0) or 1.0
     return {
         "planned": sum(row.step_time_s is not None for row in rows),
         "mesh_seconds": seconds_unit,
@@ -228,7 +226,6 @@ def _alternatives_context(plan: PlanModel) -> dict[str, Any]:
                 **vars(row),
                 "time": time if row.step_time_s is not None else "",
                 "size": size if row.peak_memory_bytes is not None else "",
-                "part": (row.step_time_s or 0.0) / slowest,
             }
             for row, time, size in zip(rows, times, sizes, strict=True)
         ],

@@ -21,7 +21,7 @@ from shardwright.reports.numbers import count, op_text, quantity, spec_text
 from shardwright.reports.torus import axis_groups, describe_axis, members
 from shardwright.reports.torus_svg import shown_axes
 
-_LISTED_MEMBERS = 8
+_LISTED_MEMBERS = 4
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def headline(plan: PlanModel) -> list[Fact]:
     exposed_part = f"{100 * exposed / step:.1f} %" if step else "0 %"
     facts = [
         Fact("Step time", quantity(step, "s"), f"{exposed_part} of it exposed communication"),
-        Fact("MFU", f"{100 * estimate.mfu:.1f} %", f"{quantity(estimate.matrix_flops, 'FLOP')} run"),
+        Fact("MFU", f"{100 * estimate.mfu:.1f} %", f"{quantity(estimate.matrix_flops, 'FLOP')} of matrix products a step"),
     ]
     if tokens is not None and step:
         each = count(tokens / step / devices)

@@ -188,6 +188,7 @@ function inScheme(figure, colourOf) {
   for (const trace of figure.data) {
     for (const part of [trace.line, trace.marker]) paint(part, "color", trace.meta);
     if (trace.fillcolor) paint(trace, "fillcolor", trace.meta);
+    paint(trace.fillpattern, "fgcolor", "paper");
   }
   const { layout } = figure;
   paint(layout.font, "color", "ink");
@@ -202,7 +203,10 @@ function inScheme(figure, colourOf) {
     paint(shape.line, "color", shape.name);
     if (shape.fillcolor) paint(shape, "fillcolor", shape.name);
   }
-  for (const note of layout.annotations ?? []) if (note.arrowcolor) paint(note, "arrowcolor", "ink");
+  for (const note of layout.annotations ?? []) {
+    if (note.arrowcolor) paint(note, "arrowcolor", "ink");
+    if (note.bgcolor) paint(note, "bgcolor", "paper");
+  }
   return figure;
 }
 
@@ -212,13 +216,23 @@ function drawChart(place) {
   const { data, layout } = inScheme(readData(place.dataset.figure), colourOf);
   if (place.clientWidth < 480) {
     layout.margin = { ...layout.margin, l: 48, r: 8 };
-    layout.legend = { ...layout.legend, font: { size: 10 } };
+    layout.showlegend = false;
+    layout.xaxis.title.text = layout.xaxis.title.text.split(",")[0];
   }
   place.classList.add("drawn");
   window.Plotly.react(place, data, layout, { responsive: true, displaylogo: false, displayModeBar: false });
 }
 
+// A table wider than the screen scrolls by keys too.
+function reachTable(scroll) {
+  if (scroll.scrollWidth <= scroll.clientWidth) return;
+  scroll.tabIndex = 0;
+  scroll.setAttribute("role", "region");
+  scroll.setAttribute("aria-label", scroll.querySelector("caption")?.textContent.trim() ?? "Table");
+}
+
 function start() {
+  all(".scroll").forEach(reachTable);
   all("th button").forEach((button) => button.addEventListener("click", () => sortTable(button)));
   all("[data-show-all]").forEach((button) => button.addEventListener("click", () => showAll(button)));
   all("[data-finder]").forEach(findTensors);
