@@ -21,6 +21,7 @@ __all__ = [
     "convolution_seconds",
     "gather_scatter_seconds",
     "hbm_seconds",
+    "kernel_matrix_seconds",
     "matmul_efficiency",
     "matmul_seconds",
     "roofline_seconds",
@@ -124,6 +125,24 @@ def _seconds_per_step(dtype: str, chip: ChipProfile, efficiency: float | None) -
     rows, columns = chip.mxu_shape.value
     reached = matmul_efficiency(chip) if efficiency is None else efficiency
     return 2 * rows * columns / (chip.device_peak_flops(dtype) * reached)
+
+
+def kernel_matrix_seconds(
+    flops: ArrayLike, dtype: str, chip: ChipProfile, *, efficiency: float | None = None
+) -> FloatArray:
+    """Seconds of the matrix units for a kernel of which only the FLOPs are known.
+
+    Args:
+      flops: FLOPs on the device, padding to the unit included.
+      dtype: element type of the products.
+      chip: the device's chip.
+      efficiency: fraction of peak FLOP/s that the kernel reaches; `matmul_efficiency` by default.
+
+    Source: Williams et al., Roofline (2009).
+    """
+    reached = matmul_efficiency(chip) if efficiency is None else efficiency
+    peak = chip.device_peak_flops(dtype) * reached
+    return np.atleast_1d(np.asarray(flops, dtype=np.float64)) / peak
 
 
 def convolution_seconds(

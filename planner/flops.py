@@ -8,12 +8,18 @@ from shardwright.planner.graph import Op, OpGraph
 
 
 def matrix_flops(graph: OpGraph) -> float:
-    """FLOPs of all matrix multiplications and convolutions in one execution (2 a multiply-add)."""
+    """FLOPs of all matrix products, convolutions and kernels in one run (2 a multiply-add)."""
     return sum(op.trips * op_flops(graph, op) for op in graph.ops)
 
 
 def op_flops(graph: OpGraph, op: Op) -> float:
-    """Matrix FLOPs of one run of an operation; 0 for all but dots and convolutions."""
+    """Matrix FLOPs of one run of an operation; 0 for all but dots, convolutions and kernels.
+
+    Those of a raw Pallas kernel are of one device, and are not counted.
+    """
+    if "kernel" in op.detail:
+        flops: float = op.detail["kernel"].needed_flops()
+        return flops
     if op.name == "stablehlo.dot_general" and op.rule is not None:
         return 2.0 * prod(op.rule.sizes)
     if op.name == "stablehlo.convolution":

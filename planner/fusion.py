@@ -24,6 +24,9 @@ VIEWS = ("stablehlo.dynamic_slice", "stablehlo.slice", "stablehlo.reshape", CONS
 
 _MATRIX = ("stablehlo.dot_general", "stablehlo.convolution")
 _REDUCE = "stablehlo.reduce"
+_SAME_BUFFER = ("stablehlo.reshape", CONSTRAINT)
+_OPAQUE = "custom_call:"
+"""Nothing fuses into a custom call: it reads its operands from HBM."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,9 @@ class _Planner:
             kept.update(v for carry in loop.carries for v in (carry.init, carry.yielded))
         for join in self._graph.joins:
             kept.update(join.yields)
+        for op in self._graph.ops:
+            if op.name.startswith(_OPAQUE):
+                kept.update(map(self._behind_views, op.operands))
         self._kept = kept
         self._loop_ends = {loop.first_op - 1: loop.last_op for loop in self._graph.loops}
 
@@ -134,6 +140,13 @@ class _Planner:
             elif op.name == BARRIER:
                 found.update(zip(op.results, ((v,) for v in op.operands), strict=True))
         return {value: of for value, of in found.items() if value not in self._materialized}
+
+    def _behind_views(self, value: int) -> int:
+        """The value whose buffer a value is where it only has another shape."""
+        producer = self._graph.values[value].producer
+        if producer < 0 or self._graph.ops[producer].name not in _SAME_BUFFER:
+            return value
+        return self._behind_views(self._graph.ops[producer].operands[0])
 
     def _fusible(self, op: Op) -> bool:
         node = self._nodes.node_of_op[op.id]

@@ -26,6 +26,7 @@ from shardwright.planner.given import (
     manual_rule,
     replica_groups,
 )
+from shardwright.planner.kernel_ops import pallas_cost, read_kernel
 from shardwright.planner.mlir import ir
 from shardwright.planner.program import Program
 from shardwright.planner.rules import Rule, RuleReader, operation_name
@@ -85,8 +86,8 @@ class Op:
       trips: how many times it runs in one execution of the program.
       loop: the innermost loop that holds it, or -1.
       source: "file:line" of the user's code, where known.
-      detail: what the costs need beyond shapes (reach of a window, replica groups), and
-        what the program gives (the axes of a sharding constraint).
+      detail: what the costs need beyond shapes (reach of a window, replica groups, a kernel's
+        own cost), and what the program gives (the axes of a sharding constraint).
       manual: it is inside a `shard_map` region and works on local arrays already.
     """
 
@@ -465,6 +466,8 @@ def _detail(op: Any) -> dict[str, Any]:
         return constraint_detail(op)
     if op.name.startswith("stablehlo.all_") or op.name in _GROUPED:
         return replica_groups(op)
+    if op.name == "stablehlo.custom_call":
+        return _kernel_detail(op)
     if op.name == "stablehlo.reduce_window":
         window = list(ir.DenseI64ArrayAttr(op.attributes["window_dimensions"]))
         return {"reach": _reach(op, range(len(window)), window, "base_dilations")}
@@ -486,6 +489,12 @@ def _detail(op: Any) -> dict[str, Any]:
         "feature_group_count": ir.IntegerAttr(op.attributes["feature_group_count"]).value,
         "batch_group_count": ir.IntegerAttr(op.attributes["batch_group_count"]).value,
     }
+
+
+def _kernel_detail(op: Any) -> dict[str, Any]:
+    """What is known of the cost of a kernel: "kernel" of `sw.kernel`, "pallas" of a raw one."""
+    kernel, raw = read_kernel(op), pallas_cost(op)
+    return ({"kernel": kernel} if kernel else {}) | ({"pallas": raw} if raw else {})
 
 
 def _reach(op: Any, dims: Sequence[int], window: Sequence[int], spread: str) -> dict[int, int]:

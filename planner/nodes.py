@@ -64,7 +64,7 @@ class Node:
     Attributes:
       sizes: sizes of its factors.
       shardable: factors that mesh axes may be assigned to.
-      exact: JAX refuses uneven shardings here (arguments and results of the program).
+      exact: uneven shardings are refused here (arguments and results of the program, kernels).
       ops: the operations in it, each with its rule's factors as factors of the node (-1: size 1).
       label: what a person would call it.
     """
@@ -272,7 +272,11 @@ class _Builder:
             if alone and _member_dims(ops[0], ops[0].rule, self._graph) is None:
                 kind = OPERATION
             label = ops[-1].key.location or ops[-1].name
-            node = self._add_node(kind, group.sizes, label, shardable=shardable, ops=group.ops)
+            # A shard_map needs shards of one size.
+            exact = "kernel" in ops[0].detail
+            node = self._add_node(
+                kind, group.sizes, label, shardable=shardable, exact=exact, ops=group.ops
+            )
             for op in ops:
                 self._node_of_op[op.id] = node
         for op in self._graph.ops:
@@ -426,6 +430,8 @@ def _member_dims(op: Op, rule: Rule | None, graph: OpGraph) -> list[int] | None:
     broadcasts, and reductions.
     """
     if rule is None or rule.replicated or rule.permutation or op.name in (CONSTRAINT, MANUAL):
+        return None
+    if "kernel" in op.detail:
         return None
     mappings = (*rule.operands, *rule.results)
     if any(len(dim) > 1 for mapping in mappings for dim in mapping):

@@ -19,6 +19,8 @@ from shardwright.hardware_profiles.chip import ChipProfile
 from shardwright.planner.fusion import IN_PLACE, Fusion
 from shardwright.planner.given import CONSTRAINT
 from shardwright.planner.graph import Op, OpGraph
+from shardwright.planner.kernel_costs import MXU, evaluate_cost
+from shardwright.planner.kernel_ops import KernelInfo, PallasCost, local_sizes
 from shardwright.planner.rules import Rule
 
 FloatArray = NDArray[np.float64]
@@ -79,6 +81,9 @@ def local_bytes(dims: IntArray, dtype: str) -> FloatArray:
 def _hbm_bytes(graph: OpGraph, fusion: Fusion, local: LocalDims) -> FloatArray:
     """Bytes that a kernel reads from and writes to HBM, shape (strategies,)."""
     total: FloatArray = np.zeros(1)
+    told = _told_bytes(graph.ops[fusion.ops[0]], local)
+    if told is not None:
+        return told
     for read in fusion.reads:
         op = graph.ops[read.op]
         if op.name in IN_PLACE and read.operand == 0:
@@ -108,6 +113,8 @@ def _op_seconds(
     if op.name in _MOVES_DATA or not op.results:
         return zero, zero
     dtype = graph.values[op.operands[0]].dtype if op.operands else "f32"
+    if "kernel" in op.detail or "pallas" in op.detail:
+        return _own_matrix_seconds(op, local, dtype, chip), zero
     if op.name == "stablehlo.dot_general" and op.rule is not None:
         return _dot_seconds(op, op.rule, local, dtype, chip), zero
     if op.name == "stablehlo.convolution" and op.rule is not None:
@@ -126,6 +133,39 @@ def _op_seconds(
     elements = _elements(local(op.id, largest))
     weight = vector_ops(op.name.removeprefix("stablehlo.").removeprefix("chlo."))
     return zero, compute.vector_seconds(elements, dtype, chip, weight)
+
+
+def _own_matrix_seconds(op: Op, local: LocalDims, dtype: str, chip: ChipProfile) -> FloatArray:
+    """Seconds of the matrix units for a kernel that tells its FLOPs.
+
+    Source: Williams et al., Roofline (2009): FLOPs over the FLOP/s that the unit reaches. A raw
+      Pallas kernel without a `cost_estimate` counts as none, and the plan says so.
+    """
+    raw: PallasCost | None = op.detail.get("pallas")
+    if raw is not None:
+        return compute.kernel_matrix_seconds(raw.flops or 0.0, dtype, chip)
+    info: KernelInfo = op.detail["kernel"]
+    flops = evaluate_cost(info.flops, _factor_sizes(op, local) | {MXU: chip.mxu_shape.value[0]})
+    return compute.kernel_matrix_seconds(flops, dtype, chip, efficiency=info.efficiency)
+
+
+def _told_bytes(op: Op, local: LocalDims) -> FloatArray | None:
+    """Bytes of HBM that a kernel says it moves; None where it says nothing."""
+    raw: PallasCost | None = op.detail.get("pallas")
+    if raw is not None and raw.hbm_bytes is not None:
+        return np.full(1, raw.hbm_bytes)
+    info: KernelInfo | None = op.detail.get("kernel")
+    if info is None or info.hbm_bytes is None:
+        return None
+    return np.atleast_1d(evaluate_cost(info.hbm_bytes, _factor_sizes(op, local) | {MXU: 1}))
+
+
+def _factor_sizes(op: Op, local: LocalDims) -> dict[str, IntArray]:
+    return local_sizes(
+        op.detail["kernel"],
+        [local(op.id, position) for position in range(len(op.operands))],
+        [local(op.id, result_position(k)) for k in range(len(op.results))],
+    )
 
 
 def _size(graph: OpGraph, op: Op, position: int) -> int:

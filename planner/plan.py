@@ -25,11 +25,15 @@ from shardwright.planner.annotate import annotate, check_program
 from shardwright.planner.collectives import DimAxes
 from shardwright.planner.constraints import Demand, Site, ValueConstraint
 from shardwright.planner.graph import OpKey
+from shardwright.planner.kernel_lowering import place_kernels
+from shardwright.planner.kernel_shardings import KernelShardings
+from shardwright.planner.kernels import planned_calls
 from shardwright.planner.plan_schema import (
     SCHEMA_VERSION,
     ConstraintModel,
     DemandModel,
     EstimateModel,
+    KernelModel,
     PlanModel,
     SiteModel,
     SolverModel,
@@ -225,11 +229,12 @@ class Plan:
 
         if platform != planned_platform:
             self._check_program(lower(planned_platform))
-        lowered = lower(
-            platform,
-            in_shardings=in_tree.unflatten([NamedSharding(mesh, s) for s in in_specs]),
-            out_shardings=out_tree.unflatten([NamedSharding(mesh, s) for s in out_specs]),
-        )
+        with planned_calls() as calls:
+            lowered = lower(
+                platform,
+                in_shardings=in_tree.unflatten([NamedSharding(mesh, s) for s in in_specs]),
+                out_shardings=out_tree.unflatten([NamedSharding(mesh, s) for s in out_specs]),
+            )
         module: Any = lowered.compiler_ir("stablehlo")
         with module.context:
             mlir.normalize(module)
@@ -239,6 +244,7 @@ class Plan:
                 self.constraints(),
                 same_platform=platform == planned_platform,
             )
+            place_kernels(module, calls, self.kernels(), mesh, platform)
         return lowered
 
     def compile(
@@ -260,6 +266,20 @@ class Plan:
     def constraints(self) -> tuple[ValueConstraint, ...]:
         """The constraints that the plan puts inside the program."""
         return tuple(_constraint(c) for c in self.data.constraints)
+
+    def kernels(self) -> tuple[KernelShardings, ...]:
+        """How the calls of kernels are sharded."""
+        return tuple(
+            KernelShardings(
+                name=k.name,
+                key=_key(k.site),
+                operands=tuple(map(dim_axes, k.in_specs)),
+                results=tuple(map(dim_axes, k.out_specs)),
+                summed=tuple(k.summed),
+                source=k.source,
+            )
+            for k in self.data.kernels
+        )
 
     def _check_program(self, lowered: Any) -> None:
         """Raises InputError where a program lowered for the planned platform is another one."""
@@ -378,6 +398,8 @@ def _damage(data: PlanModel) -> str:
     specs = [t.spec for t in (*program.inputs, *program.outputs)]
     for c in data.constraints:
         specs += [c.made, c.given or [], *(d.spec or [] for d in c.demands)]
+    for k in data.kernels:
+        specs += [*k.in_specs, *k.out_specs, [k.summed]]
     named = {axis for spec in specs for dim in spec for axis in dim}
     if unknown := named - data.mesh_axes.keys():
         return f"a spec that names {', '.join(sorted(unknown))}, which the mesh does not have"
@@ -433,6 +455,18 @@ def _constraint(model: ConstraintModel) -> ValueConstraint:
     )
 
 
+def kernel_model(kernel: KernelShardings) -> KernelModel:
+    """The shardings of a kernel's call as plan data."""
+    return KernelModel(
+        site=_site_model(Site("result", 0, kernel.key)),
+        name=kernel.name,
+        in_specs=[spec_of(s) for s in kernel.operands],
+        out_specs=[spec_of(s) for s in kernel.results],
+        summed=list(kernel.summed),
+        source=kernel.source,
+    )
+
+
 def _site_model(site: Site) -> SiteModel:
     if site.key is None:
         return SiteModel(kind=site.kind, index=site.index)  # type: ignore[arg-type]
@@ -447,7 +481,9 @@ def _site_model(site: Site) -> SiteModel:
 
 
 def _site(model: SiteModel) -> Site:
-    key = None
-    if model.op is not None:
-        key = OpKey(model.location or "", model.op, model.ordinal)
+    key = None if model.op is None else _key(model)
     return Site(model.kind, model.index, key, model.branch)
+
+
+def _key(model: SiteModel) -> OpKey:
+    return OpKey(model.location or "", model.op or "", model.ordinal)

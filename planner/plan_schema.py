@@ -66,6 +66,17 @@ class ConstraintModel(_Model):
     source: str
 
 
+class KernelModel(_Model):
+    """One call of a kernel of `sw.kernel`: the specs of its `shard_map`."""
+
+    site: SiteModel
+    name: str
+    in_specs: list[Spec]
+    out_specs: list[Spec]
+    summed: list[str] = Field(description="mesh axes over which its results are partial sums")
+    source: str
+
+
 class CollectiveModel(_Model):
     """One collective of the planned program."""
 
@@ -199,6 +210,11 @@ class PlanModel(_Model):
     meshes_considered: list[MeshModel]
     replicated_ops: list[str] = Field(
         description="operations that the planner knows no sharding rule for, with source lines"
+    )
+    kernels: list[KernelModel] = Field(default_factory=list)
+    unpriced_ops: list[str] = Field(
+        default_factory=list,
+        description="kernels that do not tell their FLOPs, counted as moving bytes alone",
     )
     assumptions: list[str] = Field(description="what was assumed for want of knowing")
     compiler_options: dict[str, str]

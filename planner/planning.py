@@ -20,8 +20,9 @@ from shardwright.planner.fixed import fixed_strategies
 from shardwright.planner.flops import matrix_flops
 from shardwright.planner.given import check_mesh
 from shardwright.planner.graph import OpGraph
+from shardwright.planner.kernel_shardings import kernel_shardings
 from shardwright.planner.pins import specs_by_path
-from shardwright.planner.plan import Plan, constraint_model, spec_of, tree_text
+from shardwright.planner.plan import Plan, constraint_model, kernel_model, spec_of, tree_text
 from shardwright.planner.plan_schema import (
     BufferModel,
     CollectiveModel,
@@ -231,6 +232,10 @@ def make_plan(
                 for c in found.considered
             ],
             replicated_ops=_replicated_ops(prepared),
+            kernels=[
+                kernel_model(k) for k in kernel_shardings(best.problem, best.solution.choices)
+            ],
+            unpriced_ops=_unpriced_ops(prepared),
             assumptions=_assumptions(prepared),
             compiler_options={},
             options=options,
@@ -335,6 +340,14 @@ def _replicated_ops(prepared: Prepared) -> list[str]:
         f"{op.name} at {op.source or op.key.location or 'an unknown place'}"
         for op in prepared.graph.ops
         if op.rule is None and nodes.node_of_op[op.id] >= 0
+    ]
+
+
+def _unpriced_ops(prepared: Prepared) -> list[str]:
+    return [
+        f"{op.name} at {op.source or op.key.location or 'an unknown place'}"
+        for op in prepared.graph.ops
+        if "pallas" in op.detail and op.detail["pallas"].flops is None
     ]
 
 

@@ -22,6 +22,7 @@ from jaxlib.mlir.dialects import stablehlo
 from shardwright.errors import InputError
 from shardwright.planner import mlir
 from shardwright.planner.given import program_mesh
+from shardwright.planner.kernels import planned_calls
 from shardwright.planner.mlir import ir
 from shardwright.planner.program_file import ProgramNames, take_names, write_names
 
@@ -227,7 +228,7 @@ def lower_for_planning(
         return fn(*own_args)
 
     own.__name__ = function_name(fn)
-    with _user_errors(fn):
+    with _user_errors(fn), planned_calls():
         jitted = jax.jit(own, donate_argnums=tuple(donate_argnums), keep_unused=True, **jit_options)
         return jitted.trace(*args).lower(lowering_platforms=(platform,))
 
@@ -267,6 +268,8 @@ def _user_errors(fn: Callable[..., Any]) -> Iterator[None]:
     """Tells what goes wrong in tracing a function as an InputError."""
     try:
         yield
+    except InputError:
+        raise
     except Exception as error:  # whatever the user's function raises
         reason = next((line for line in str(error).splitlines() if line.strip()), "")
         what = "the function does not trace with these arguments"

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from shardwright.planner.kernel_ops import KernelInfo, read_kernel, target_of
 from shardwright.planner.mlir import ir, sdy
 
 DimFactors = tuple[tuple[int, ...], ...]
@@ -52,6 +53,11 @@ _ATTRIBUTE = "sdy.sharding_rule"
 def register_rule(op_name: str, maker: RuleMaker) -> None:
     """Registers a sharding rule for operations that Shardy has none for.
 
+    The rule says what XLA's partitioner does; it does not change it. XLA partitions CHLO
+    operations and the custom calls that have a partitioner of their own. Of any other custom call
+    it gathers the operands, whatever is registered here: wrap the call in `sw.kernel` instead,
+    which lowers it to a `shard_map`.
+
     Args:
       op_name: the MLIR name of the operation, or for custom calls "custom_call:TARGET".
       maker: given the MLIR operation, returns its Rule, or None where it cannot be sharded.
@@ -86,6 +92,9 @@ class RuleReader:
 
 def own_rule(op: Any) -> Rule | None:
     """The rule of an operation that Shardy has none for, where it is registered or known here."""
+    kernel = read_kernel(op)
+    if kernel is not None:
+        return kernel_rule(kernel)
     name = operation_name(op)
     if name in _REGISTERED:
         return _REGISTERED[name](op)
@@ -123,9 +132,24 @@ def write_own_rule(op: Any, known: Rule | None) -> None:
 
 def operation_name(op: Any) -> str:
     """The name of an operation; a custom call is told by its target."""
-    if op.name == "stablehlo.custom_call":
-        return f"custom_call:{ir.StringAttr(op.attributes['call_target_name']).value}"
-    return str(op.name)
+    target = target_of(op)
+    return f"custom_call:{target}" if target else str(op.name)
+
+
+def kernel_rule(info: KernelInfo) -> Rule:
+    """The rule of a call of a kernel."""
+    index = {factor: i for i, factor in enumerate(info.factors)}
+    operands, results = (
+        tuple(tuple(tuple(index[f] for f in dim) for dim in dims) for dims in arrays)
+        for arrays in (info.operands, info.results)
+    )
+    return Rule(
+        sizes=tuple(info.sizes.values()),
+        operands=operands,
+        results=results,
+        reduction=frozenset(index[f] for f in info.reduction),
+        replicated=frozenset(index[f] for f in info.whole),
+    )
 
 
 def _dim_factors(mapping: Any) -> DimFactors:

@@ -18,8 +18,10 @@ from shardwright.version import VERSION as __version__
 
 if TYPE_CHECKING:
     from shardwright.client import AsyncClient, Client
+    from shardwright.models.flash_attention import flash_attention
     from shardwright.planner.comparison import compare
     from shardwright.planner.hand_made import evaluate
+    from shardwright.planner.kernels import kernel
     from shardwright.planner.plan import Plan
     from shardwright.planner.planning import plan
     from shardwright.planner.program import Program
@@ -32,6 +34,8 @@ _HOMES = {
     "Plan": "shardwright.planner.plan",
     "Program": "shardwright.planner.program",
     "evaluate": "shardwright.planner.hand_made",
+    "flash_attention": "shardwright.models.flash_attention",
+    "kernel": "shardwright.planner.kernels",
     "plan": "shardwright.planner.planning",
     "register_rule": "shardwright.planner.rules",
 }
@@ -48,6 +52,8 @@ __all__ = [
     "__version__",
     "compare",
     "evaluate",
+    "flash_attention",
+    "kernel",
     "plan",
     "register_rule",
 ]

@@ -1,0 +1,138 @@
+"""Kernels in a module: the custom calls that `sw.kernel` makes, and raw Pallas kernels."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from shardwright.errors import InputError
+from shardwright.planner.kernel_costs import MXU, check_cost, evaluate_cost
+from shardwright.planner.kernel_rule import Dims, KernelRule, solve_sizes
+from shardwright.planner.mlir import ir
+
+KERNEL_TARGET = "shardwright.kernel"
+"""Target of the custom call that stands for a kernel until its program is lowered."""
+
+KERNEL_ATTRIBUTE = "shardwright.kernel"
+PALLAS_TARGET = "tpu_custom_call"
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
+
+class KernelInfo(BaseModel):
+    """One call of a kernel, as a module tells it.
+
+    Attributes:
+      sizes: of the factors, in the order of the rule.
+      operands, results: names of the factors of every dimension of every array.
+      whole: factors that may not be sharded.
+      reduction: factors over which shards of the results are partial sums.
+      flops: matrix FLOPs of one call, an expression of the local sizes of factors.
+      hbm_bytes: bytes that it moves; every operand and result once where None.
+      efficiency: fraction of peak FLOP/s reached; that of large matrix products where None.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str = Field(max_length=1000)
+    sizes: dict[str, int]
+    operands: tuple[Dims, ...]
+    results: tuple[Dims, ...]
+    whole: frozenset[str]
+    reduction: frozenset[str]
+    flops: str
+    hbm_bytes: str | None
+    efficiency: float | None = Field(gt=0, le=1)
+
+    @property
+    def factors(self) -> tuple[str, ...]:
+        """The names of the factors, in the order of the rule's numbers."""
+        return tuple(self.sizes)
+
+    def needed_flops(self) -> float:
+        """Matrix FLOPs of one call of the whole kernel, without padding."""
+        return float(evaluate_cost(self.flops, {**self.sizes, MXU: 1}))
+
+
+@dataclass(frozen=True)
+class PallasCost:
+    """What a raw Pallas kernel says of its own cost; None where it says nothing.
+
+    Attributes:
+      flops: FLOPs of one call.
+      hbm_bytes: bytes of one call.
+    """
+
+    flops: float | None
+    hbm_bytes: float | None
+
+
+def target_of(op: Any) -> str:
+    """The target of a custom call; "" for other operations."""
+    if op.name != "stablehlo.custom_call":
+        return ""
+    return str(ir.StringAttr(op.attributes["call_target_name"]).value)
+
+
+def read_kernel(op: Any) -> KernelInfo | None:
+    """What a module tells of a kernel; None where an operation is no call of one.
+
+    Raises:
+      InputError: it is damaged.
+    """
+    if target_of(op) != KERNEL_TARGET or KERNEL_ATTRIBUTE not in op.attributes:
+        return None
+    try:
+        text = str(ir.StringAttr(op.attributes[KERNEL_ATTRIBUTE]).value)
+        info = KernelInfo.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors()[0]
+        told = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        raise _damaged(told) from None
+    where = f"kernel {info.name}"
+    rule = KernelRule(info.name, info.operands, info.results, info.whole, info.reduction)
+    before, after = ([tuple(v.type.shape) for v in values] for values in (op.operands, op.results))
+    marked = info.whole | info.reduction
+    if rule.sizes(before, after, where) != info.sizes or not marked <= set(info.sizes):
+        raise _damaged("its factors are not those of its arrays")
+    check_cost(info.flops, info.sizes, "flops", where)
+    if info.hbm_bytes is not None:
+        check_cost(info.hbm_bytes, info.sizes, "hbm_bytes", where)
+    return info
+
+
+def local_sizes(
+    info: KernelInfo, operands: Sequence[IntArray], results: Sequence[IntArray]
+) -> dict[str, IntArray]:
+    """The local size of every factor, shape (strategies,), from local shapes (strategies, rank)."""
+    arrays = zip((*info.operands, *info.results), (*operands, *results), strict=True)
+    return solve_sizes(
+        (dim, shape[:, column]) for dims, shape in arrays for column, dim in enumerate(dims)
+    )
+
+
+def pallas_cost(op: Any) -> PallasCost | None:
+    """The cost that a raw Pallas kernel was given (`cost_estimate=`); None for other operations."""
+    if target_of(op) != PALLAS_TARGET:
+        return None
+    try:
+        config = json.loads(str(ir.StringAttr(op.attributes["backend_config"]).value))
+        told: Mapping[str, Any] = config["custom_call_config"]["cost_estimate"]
+        return PallasCost(float(told["flops"]), float(told["bytes_accessed"]))
+    except (KeyError, TypeError, ValueError):
+        return PallasCost(None, None)
+
+
+def _damaged(told: str) -> InputError:
+    return InputError(
+        f"what the program tells of a kernel is damaged ({told[:200]})",
+        where="program",
+        do="Write the program again with Program.to_stablehlo",
+    )
