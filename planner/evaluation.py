@@ -9,16 +9,16 @@ import numpy as np
 
 from shardwright.cost_models.memory import Buffer, PeakMemory, dtype_bytes, peak_memory
 from shardwright.hardware_profiles.mesh import LogicalMesh
-from shardwright.planner.collectives import DimAxes, Step, axis_size, compiled_step
+from shardwright.planner.collectives import DimAxes, Step, compiled_step
 from shardwright.planner.fusion import FusionPlan
 from shardwright.planner.graph import OpGraph
 from shardwright.planner.halo import halo_seconds
 from shardwright.planner.liveness import Lifetime
 from shardwright.planner.manual import manual_collectives
-from shardwright.planner.nodes import is_trivial
-from shardwright.planner.op_costs import kernel_seconds, local_bytes
+from shardwright.planner.op_costs import kernel_seconds
 from shardwright.planner.partial_sums import sums_of_products
 from shardwright.planner.partitioned import Communication, Partitioned
+from shardwright.planner.step_buffers import local_shape, step_buffers
 from shardwright.planner.strategies import IntArray
 
 
@@ -94,7 +94,7 @@ def evaluate_partitioned(
     halos = _halo_seconds(graph, shapes, partitioned, mesh)
     total = sum(c.seconds * c.communication.trips for c in collectives) + halos
     hidden = _hidden_seconds(collectives, compute_by_loop)
-    held = _buffers(graph, fusions, buffers, partitioned, mesh)
+    held = step_buffers(graph, fusions, buffers, partitioned, mesh)
     return Evaluation(
         compute_s=sum(compute_by_loop.values()),
         collective_s=total,
@@ -201,138 +201,3 @@ class _LocalShapes:
         shape = self._graph.values[value].shape
         sharding = shardings[position] if shardings is not None else ((),) * len(shape)
         return local_shape(shape, sharding, self._sizes)[None, :]
-
-
-def local_shape(shape: Sequence[int], sharding: DimAxes, sizes: dict[str, int]) -> IntArray:
-    """The largest shard of an array, shape (rank,)."""
-    local = []
-    for size, axes in zip(shape, sharding, strict=True):
-        parts = 1
-        for axis in axes:
-            parts *= axis_size(axis, sizes)
-        local.append(-(-size // parts))
-    return np.array(local, dtype=np.int64)
-
-
-def _buffers(
-    graph: OpGraph,
-    fusions: FusionPlan,
-    lifetimes: Sequence[Lifetime],
-    partitioned: Partitioned,
-    mesh: LogicalMesh,
-) -> list[Buffer]:
-    """Buffers of the program's values and of what collectives make of them."""
-    sizes = mesh.shape
-    read_times = _ReadTimes(graph, fusions)
-    communicated: dict[int, list[Communication]] = {}
-    for c in partitioned.communications:
-        if c.from_value >= 0:
-            communicated.setdefault(c.from_value, []).append(c)
-    readers = graph.uses()
-    buffers = []
-    kind_of = _buffer_kinds(graph)
-
-    def nbytes(shape: Sequence[int], dtype: str, sharding: DimAxes) -> float:
-        return float(local_bytes(local_shape(shape, sharding, sizes)[None, :], dtype)[0])
-
-    starts: dict[int, int] = {}
-    for life in lifetimes:
-        value = graph.values[life.value]
-        sharding = partitioned.values.get(life.value, ((),) * len(value.shape))
-        end = life.end
-        chain = communicated.get(life.value, [])
-        moved = {r for c in chain for r in c.read_by}
-        if chain and value.producer >= 0 and moved >= set(readers.get(life.value, ())):
-            # Nobody reads it as it was made: it dies where the first collective takes it.
-            shrinks = chain[0].step.kind in ("reduce_scatter", "all_slice")
-            end = life.start + 1 if shrinks else read_times.first(chain[0].read_by, life) + 1
-        starts[life.value] = life.start
-        name = _buffer_name(graph, life.value)
-        buffers.append(
-            Buffer(
-                name,
-                life.start,
-                max(end, life.start + 1),
-                nbytes(value.shape, value.dtype, sharding),
-                kind_of.get(life.value, "temporary"),
-            )
-        )
-    for origin, chain in communicated.items():
-        if is_trivial(graph.values[origin]):
-            continue
-        for c in chain:
-            if c.step.kind == "all_reduce":
-                continue  # in place
-            first, last = read_times.span(c.read_by)
-            shrinks = c.step.kind in ("reduce_scatter", "all_slice")
-            start = starts.get(origin, first) if shrinks and c.near >= 0 else first
-            size = nbytes(c.shape, c.dtype, c.after)
-            buffers.append(
-                Buffer(
-                    f"{c.step.kind} of {_buffer_name(graph, origin)}",
-                    min(start, last),
-                    last + 1,
-                    size,
-                    "collective",
-                )
-            )
-    return buffers
-
-
-def _buffer_kinds(graph: OpGraph) -> dict[int, str]:
-    """Value -> kind of its buffer as `MemoryModel` names them; temporaries are left out."""
-    kinds = dict.fromkeys(graph.results, "result")
-    for loop in graph.loops:
-        for carry in loop.carries:
-            kinds |= dict.fromkeys((carry.argument, carry.result, carry.yielded), "loop")
-    updated = set(graph.aliases.values())
-    for number, value in enumerate(graph.arguments):
-        kinds[value] = "state" if number in updated else "input"
-    return kinds
-
-
-def _buffer_name(graph: OpGraph, value: int) -> str:
-    """What a person would call a buffer: an argument's number, or the operation that makes it."""
-    if value in graph.arguments:
-        return graph.argument_names[graph.arguments.index(value)]
-    tensor = graph.values[value]
-    kind = f"{tensor.dtype}{list(tensor.shape)}"
-    for loop in graph.loops:
-        if any(value in (c.argument, c.result) for c in loop.carries):
-            return f"{kind} carried by the loop at {graph.ops[loop.first_op - 1].source}"
-    op = graph.ops[tensor.producer]
-    return f"{kind} of {op.name.removeprefix('stablehlo.')} at {op.source or op.key.location}"
-
-
-class _ReadTimes:
-    """When operations really read their operands: when the kernel that holds them runs."""
-
-    def __init__(self, graph: OpGraph, fusions: FusionPlan) -> None:
-        self._graph = graph
-        self._fusions = fusions
-        self._readers = graph.uses()
-        self._known: dict[int, int] = {}
-        self._loop_ends = {loop.first_op - 1: loop.last_op - 1 for loop in graph.loops}
-
-    def of(self, op_id: int) -> int:
-        """The time at which an operation reads; what it reads on behalf of others, theirs."""
-        if op_id not in self._known:
-            fusion = self._fusions.fusion_of_op.get(op_id)
-            if fusion is not None:
-                self._known[op_id] = self._fusions.fusions[fusion].time
-            else:
-                op = self._graph.ops[op_id]
-                later = [self.of(r) for v in op.results for r in self._readers.get(v, ())]
-                self._known[op_id] = max(later, default=op_id)
-        return self._known[op_id]
-
-    def span(self, readers: Sequence[int]) -> tuple[int, int]:
-        """First and last time that operations read; a loop keeps its initial values to its end."""
-        end = len(self._graph.ops)
-        firsts = [end if r < 0 else r if r in self._loop_ends else self.of(r) for r in readers]
-        lasts = [end if r < 0 else self._loop_ends.get(r, self.of(r)) for r in readers]
-        return min(firsts, default=end), max(lasts, default=end)
-
-    def first(self, readers: Sequence[int], life: Lifetime) -> int:
-        """The first time that operations read, not before the value is made."""
-        return max(self.span(readers)[0], life.start)

@@ -6,11 +6,13 @@ lives as long as the whole loop, what its body makes only within one pass.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from shardwright.planner.fusion import IN_PLACE, Fusion, FusionPlan, Read
 from shardwright.planner.given import CONSTRAINT
 from shardwright.planner.graph import OpGraph
+from shardwright.planner.narrowing import Narrowing
 from shardwright.planner.nodes import GROUP, NodeGraph
 
 _REORDERS = ("stablehlo.reduce", "stablehlo.transpose")
@@ -19,11 +21,16 @@ _REORDERS = ("stablehlo.reduce", "stablehlo.transpose")
 
 @dataclass(frozen=True)
 class Lifetime:
-    """A buffer of one value, alive in the half-open interval of program points [start, end)."""
+    """A buffer of one value, alive in the half-open interval of program points [start, end).
+
+    Attributes:
+      dtype: the type in which it is kept where that is not the value's own.
+    """
 
     value: int
     start: int
     end: int
+    dtype: str | None = None
 
 
 def lifetimes(nodes: NodeGraph, fusions: FusionPlan) -> tuple[Lifetime, ...]:
@@ -32,7 +39,8 @@ def lifetimes(nodes: NodeGraph, fusions: FusionPlan) -> tuple[Lifetime, ...]:
     Arguments live throughout, donated or not: a donated one is taken over by the result that
     aliases it, so that result needs none of its own. A loop-carried value has one buffer for its
     initial value, every pass and the result, and a second one where a pass cannot write the next
-    value over the one that it reads.
+    value over the one that it reads. A stack of weights that is cast before the loops which read
+    it has one buffer, of the narrow type, until the last of them ends.
     """
     return _Lifetimes(nodes, fusions).find()
 
@@ -46,6 +54,7 @@ class _Lifetimes:
         self._last: dict[int, int] = {}
         self._written: dict[int, int] = {}
         self._owner: dict[int, int] = {}
+        self._hoisted = Narrowing(self._graph).stacks
 
     def find(self) -> tuple[Lifetime, ...]:
         graph = self._graph
@@ -68,11 +77,25 @@ class _Lifetimes:
             owner = self._find_owner(value)
             ends[owner] = max(ends.get(owner, 0), last)
         taken = set(graph.arguments) | {self._find_owner(v) for v in aliased}
+        taken.update(self._hoisted)
         for owner, start in starts.items():
             if owner not in taken and not graph.values[owner].free:
                 end = ends.get(owner, start + 1)
                 found.append(Lifetime(owner, start, max(end, start + 1)))
-        return tuple(found)
+        return (*found, *self._cast_stacks())
+
+    def _cast_stacks(self) -> Iterator[Lifetime]:
+        """The narrow stacks that loops read instead of the wide ones."""
+        spans: dict[tuple[int, str], tuple[int, int, int]] = {}
+        for loop in self._graph.loops:
+            for carry in loop.carries:
+                dtype = self._hoisted.get(carry.argument)
+                if dtype is not None:
+                    new = (carry.argument, loop.first_op - 1, loop.last_op)
+                    value, start, _ = spans.get((carry.init, dtype), new)
+                    spans[carry.init, dtype] = (value, start, loop.last_op)
+        for (_, dtype), (value, start, end) in spans.items():
+            yield Lifetime(value, start, end, dtype)
 
     def _buffers_of(self, value: int) -> list[int]:
         """The values with buffers that are read for a value, which may be a view of them."""
@@ -119,6 +142,9 @@ class _Lifetimes:
             start = loop.first_op - 1
             for carry in loop.carries:
                 if graph.values[carry.argument].free:
+                    continue
+                if carry.argument in self._hoisted:
+                    self._extend(carry.init, start)
                     continue
                 one_buffer = self._overwrites(carry.yielded, carry.argument)
                 self._extend(carry.argument, loop.last_op)

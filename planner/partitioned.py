@@ -23,6 +23,7 @@ from shardwright.planner.collectives import (
 from shardwright.planner.constraints import ValueConstraint
 from shardwright.planner.graph import OP_ID, OpGraph, number_operations, operations
 from shardwright.planner.mlir import ir
+from shardwright.planner.narrowing import Narrowing
 from shardwright.planner.nodes import BARRIER
 from shardwright.planner.program import Program
 from shardwright.planner.rules import write_own_rule
@@ -36,7 +37,7 @@ class Communication:
 
     Attributes:
       step: kind, axes and divisor.
-      shape, dtype: the whole tensor.
+      shape, dtype: the whole tensor, in the type in which it is communicated.
       before, after: its sharding around the collective.
       near: the operation (of the op graph) whose result is communicated, or that reads it.
       trips: runs in one execution of the program.
@@ -45,6 +46,7 @@ class Communication:
       read_by: operations that read the result, through other collectives too. A loop reads its
         initial values; its last operation stands for what the body yields, -1 for main's results.
       from_value: the result is a change of this op-graph value's sharding, or -1.
+      on_the_way: nothing but further collectives reads the result.
     """
 
     step: Step
@@ -58,6 +60,7 @@ class Communication:
     prefetchable: bool
     read_by: tuple[int, ...]
     from_value: int
+    on_the_way: bool = False
 
 
 @dataclass(frozen=True)
@@ -125,6 +128,7 @@ class _Reader:
         self._found: list[Communication] = []
         self._text: dict[Any, DimAxes] = {}
         self._last_id = 0
+        self._narrowing = Narrowing(graph)
 
     def read(self) -> Partitioned:
         block = mlir.entry_block(self._main)
@@ -237,13 +241,16 @@ class _Reader:
         self._define(result, after, -1, prefetchable)
         self._origin[result] = origin
         type_ = op.operands[0].type
+        dtype = str(type_.element_type)
         readers = tuple(sorted(set(self._readers(result))))
+        if step.kind == "all_gather" and origin >= 0:
+            dtype = self._narrowing.dtype_for(origin, readers) or dtype
         near = self._graph.values[origin].producer if origin >= 0 else -1
         self._found.append(
             Communication(
                 step=step,
                 shape=tuple(type_.shape),
-                dtype=str(type_.element_type),
+                dtype=dtype,
                 before=before,
                 after=after,
                 near=near if near >= 0 else (readers[0] if readers else self._last_id),
@@ -252,6 +259,7 @@ class _Reader:
                 prefetchable=prefetchable,
                 read_by=readers,
                 from_value=origin,
+                on_the_way=all(use.owner.operation.name in KINDS for use in result.uses),
             )
         )
 
