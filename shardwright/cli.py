@@ -19,6 +19,7 @@ import typer
 from shardwright import cli_inputs as inputs
 from shardwright import cli_options as options
 from shardwright import cli_specs as specs
+from shardwright.cli_ci import ci
 from shardwright.cli_compare import compare
 from shardwright.cli_console import (
     accept_any_text,
@@ -313,6 +314,7 @@ def models(
 
 
 app.command()(compare)
+app.add_typer(ci, name="ci")
 
 
 def _check_slice(

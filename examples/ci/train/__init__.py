@@ -1,0 +1,1 @@
+"""A small training job whose plans are checked in continuous integration."""
