@@ -21,6 +21,16 @@ from shardwright.planner.plan_schema import (
 
 _PLACED = re.compile(r"(?P<what>.+) at (?P<source>\S.*:\d+)")
 
+STAGES = {
+    "load": "loading",
+    "trace": "tracing the program",
+    "graph": "building the op graph",
+    "search": "searching meshes",
+    "polish": "polishing the best",
+    "plan": "writing the plan",
+}
+"""What people call the stages of planning."""
+
 
 @dataclass(frozen=True)
 class CollectiveGroup:

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 
+from shardwright.reports.facts import STAGES
 from shardwright.reports.numbers import quantity
 
 if TYPE_CHECKING:
@@ -18,19 +19,6 @@ if TYPE_CHECKING:
 
 Report = Callable[["Progress"], None]
 
-_STAGES: dict[str, str] = {
-    "load": "loading",
-    "trace": "tracing the program",
-    "queue": "waiting for the server",
-    "read": "reading the program",
-    "graph": "building the op graph",
-    "search": "searching meshes",
-    "polish": "polishing the best",
-    "plan": "writing the plan",
-    "annotate": "annotating the program",
-    "write": "writing the plan",
-    "done": "writing the plan",
-}
 _SECONDS_BETWEEN_LINES = 10.0
 
 
@@ -54,7 +42,7 @@ def progress_display(console: Console, *, quiet: bool) -> Iterator[Report]:
         with _live(console) as report:
             yield report
     else:
-        console.print(_STAGES["load"])
+        console.print(STAGES["load"])
         yield _lines(console)
 
 
@@ -69,13 +57,13 @@ def _live(console: Console) -> Iterator[Report]:
         TimeElapsedColumn(),
     )
     with Bar(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(_STAGES["load"], total=None, meshes="", best="")
+        task = bar.add_task(STAGES["load"], total=None, meshes="", best="")
 
         def report(progress: Progress) -> None:
             searching = progress.meshes > 0
             bar.update(
                 task,
-                description=_STAGES.get(progress.stage, progress.stage),
+                description=STAGES.get(progress.stage, progress.stage),
                 completed=progress.meshes_tried,
                 total=progress.meshes if searching else None,
                 meshes=f"{progress.meshes_tried} of {progress.meshes}" if searching else "",
@@ -96,7 +84,7 @@ def _lines(console: Console) -> Report:
         if progress.stage == last_stage and best >= last_best and not waited:
             return
         last_stage, last_best, last_time = progress.stage, best, now
-        line = _STAGES.get(progress.stage, progress.stage)
+        line = STAGES.get(progress.stage, progress.stage)
         if progress.meshes:
             line += f": {progress.meshes_tried} of {progress.meshes} tried"
             line += f", best {_best(progress)}" if progress.best_step_s is not None else ""
