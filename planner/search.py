@@ -6,6 +6,7 @@ exact evaluation decides between meshes.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -55,13 +56,19 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a search is: told to `on_progress`."""
+    """How far a search is: told to `on_progress`.
+
+    Attributes:
+      best_step_s: step time of the best plan so far, in seconds.
+      gap: how far from the optimum of its mesh it is at most, as a part; None where not proven.
+    """
 
     stage: str
     meshes_tried: int = 0
     meshes: int = 0
     best_step_s: float | None = None
     message: str = ""
+    gap: float | None = None
 
 
 @dataclass(frozen=True)
@@ -147,7 +154,8 @@ def search_meshes(
             considered.append(Considered(mesh, "not tried: out of time"))
             continue
         best_step = None if best is None else best.evaluation.step_s
-        on_progress(Progress("search", number, len(meshes), best_step, mesh.describe()))
+        tried = Progress("search", number, len(meshes), best_step, mesh.describe(), _gap(best))
+        on_progress(tried)
         outcome = solve_mesh(
             prepared,
             build_problem(prepared.nodes, prepared.fusions, prepared.buffers, mesh, fixed_on(mesh)),
@@ -174,7 +182,8 @@ def search_meshes(
         proven = len(misfits) == len(meshes) and all(misfit.proven for misfit in misfits)
         name, on = prepared.program.name, meshes[0].slice
         raise does_not_fit(name, on, memory_limit, least, proven=proven)
-    on_progress(Progress("polish", len(meshes), len(meshes), best.evaluation.step_s))
+    best_step = best.evaluation.step_s
+    on_progress(Progress("polish", len(meshes), len(meshes), best_step, gap=_gap(best)))
     left = max(deadline - time.monotonic(), _LEAST_SECONDS)
     polished = solve_mesh(
         prepared,
@@ -195,6 +204,11 @@ def search_meshes(
             for c in considered
         ]
     return SearchResult(best, tuple(considered))
+
+
+def _gap(best: Candidate | None) -> float | None:
+    gap = math.inf if best is None else best.solution.gap
+    return gap if math.isfinite(gap) else None
 
 
 def solve_mesh(
