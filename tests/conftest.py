@@ -1,8 +1,13 @@
-"""Eight host devices for every test, set before JAX starts."""
+"""Eight host devices for every test, set before JAX starts; fixtures that start services."""
 
 import os
+import sys
+from pathlib import Path
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
 # pytest-xdist tells its workers that their terminal has 80 columns; there is no terminal.
 os.environ.pop("COLUMNS", None)
+
+sys.path.append(str(Path(__file__).parent))
+pytest_plugins = ("service_fixtures",)
