@@ -193,5 +193,11 @@ def _level(height: float) -> Figure:
 def _note(text: str, x: float, y: float, **more: Any) -> Figure:
     base: Figure = {"text": text, "x": x, "y": y, "showarrow": False, "yanchor": "bottom"}
     if more.get("showarrow"):
-        base |= {"ax": 0, "ay": -28, "arrowhead": 2, "bgcolor": LIGHT["paper"], "arrowcolor": LIGHT["ink"]}
+        base |= {
+            "ax": 0,
+            "ay": -28,
+            "arrowhead": 2,
+            "bgcolor": LIGHT["paper"],
+            "arrowcolor": LIGHT["ink"],
+        }
     return base | more

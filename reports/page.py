@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from importlib.resources import files
 
 from markupsafe import Markup
-from plotly.offline import get_plotlyjs
 
 from shardwright.planner.plan_schema import PlanModel
 from shardwright.reports.sections import (
@@ -26,6 +25,11 @@ def asset(name: str) -> str:
     return (files("shardwright.reports") / "assets" / name).read_text(encoding="utf-8")
 
 
+def plotly_js() -> str:
+    """The text of plotly.js as the plotly package brings it."""
+    return (files("plotly") / "package_data" / "plotly.min.js").read_text(encoding="utf-8")
+
+
 def plan_page(plan: PlanModel) -> str:
     """Everything about a plan, for engineers who are about to run it.
 
@@ -35,11 +39,12 @@ def plan_page(plan: PlanModel) -> str:
     Raises:
       InputError: the plan is damaged.
     """
-    devices = device_count(plan)
+    title, devices = plan_title(plan), device_count(plan)
     noun = "device" if devices == 1 else "devices"
-    head = Markup('<h1>{}</h1>\n<p class="lead">{} {}. What one train step costs on each, and why.</p>')
-    content = head.format(plan_title(plan), devices, noun) + plan_headline(plan) + plan_sections(plan)
-    return document(plan_title(plan), content, charts='data-figure="' in content)
+    lead = f"{devices} {noun}. What one train step costs on each, and why."
+    head = Markup('<h1>{}</h1>\n<p class="lead">{}</p>\n').format(title, lead)
+    content = head + plan_headline(plan) + plan_sections(plan)
+    return document(title, content, charts='data-figure="' in content)
 
 
 def document(title: str, content: Markup, charts: bool) -> str:
@@ -51,18 +56,22 @@ def document(title: str, content: Markup, charts: bool) -> str:
       charts: whether it has charts, for which plotly.js is put in.
     """
     scripts = [Markup(script) for script in _scripts(charts)]
-    return environment().get_template("report.html").render(
-        title=title,
-        content=content,
-        style=Markup(asset("report.css")),
-        scripts=scripts,
-        policy=_policy(scripts),
-        version=VERSION,
+    return (
+        environment()
+        .get_template("report.html")
+        .render(
+            title=title,
+            content=content,
+            style=Markup(asset("report.css")),
+            scripts=scripts,
+            policy=_policy(scripts),
+            version=VERSION,
+        )
     )
 
 
 def _scripts(charts: bool) -> list[str]:
-    return [get_plotlyjs()] * charts + [asset("report.js")]
+    return [plotly_js()] * charts + [asset("report.js")]
 
 
 def _policy(scripts: Sequence[str]) -> str:
@@ -74,5 +83,3 @@ def _policy(scripts: Sequence[str]) -> str:
         f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:; "
         "base-uri 'none'; form-action 'none'"
     )
-
-

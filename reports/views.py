@@ -54,10 +54,15 @@ def headline(plan: PlanModel) -> list[Fact]:
     step, tokens = estimate.step_time_s, plan.program.tokens_per_step
     devices = prod(plan.mesh_axes.values())
     exposed = estimate.exposed_collective_time_s
+    flops = quantity(estimate.matrix_flops, "FLOP")
     exposed_part = f"{100 * exposed / step:.1f} %" if step else "0 %"
     facts = [
         Fact("Step time", quantity(step, "s"), f"{exposed_part} of it exposed communication"),
-        Fact("MFU", f"{100 * estimate.mfu:.1f} %", f"{quantity(estimate.matrix_flops, 'FLOP')} of matrix products a step"),
+        Fact(
+            "MFU",
+            f"{100 * estimate.mfu:.1f} %",
+            f"{flops} of matrix products a step",
+        ),
     ]
     if tokens is not None and step:
         each = count(tokens / step / devices)

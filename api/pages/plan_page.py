@@ -1,0 +1,56 @@
+"""What one plan's page shows, by its status."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import ValidationError
+
+from shardwright.api.pages import views
+from shardwright.api.resources import plan_links
+from shardwright.api.store import Job, Store
+from shardwright.planner.plan_schema import PlanModel
+from shardwright.reports.sections import plan_headline, plan_sections
+
+
+def plan_view(store: Store, job: Job) -> dict[str, Any]:
+    """The context of a plan's page."""
+    shown: dict[str, Any] = {
+        "job": job,
+        "row": views.plan_row(job),
+        "links": plan_links(job.id),
+        "request_facts": _request_facts(job),
+        "progress": job.progress,
+        "told": views.progress_text(job.progress),
+        "headline": None,
+        "sections": None,
+        "charts": False,
+        "unreadable": False,
+    }
+    if job.status != "succeeded":
+        return shown
+    content = store.read_result(job, "plan.json")
+    try:
+        plan = PlanModel.model_validate_json(content or b"")
+    except ValidationError:
+        return shown | {"unreadable": True}
+    sections = plan_sections(plan)
+    return shown | {
+        "headline": plan_headline(plan),
+        "sections": sections,
+        "charts": 'data-figure="' in sections,
+    }
+
+
+def _request_facts(job: Job) -> list[tuple[str, str]]:
+    request = job.request
+    facts = [("slice", str(request.get("topology", "")))]
+    if options := views.options_text(request):
+        facts.append(("options", options))
+    if mesh := request.get("mesh"):
+        facts.append(("mesh", ", ".join(f"{axis}={size}" for axis, size in mesh.items())))
+    if pinned := request.get("pinned"):
+        facts.append(("pinned", f"{len(pinned)} shardings"))
+    facts.append(("memory fraction", str(request.get("memory_fraction", ""))))
+    facts.append(("time limit", f"{request.get('time_limit_s', '')} s"))
+    return facts
