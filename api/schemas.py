@@ -1,0 +1,455 @@
+"""Bodies of requests and answers under /v1."""
+
+from __future__ import annotations
+
+import math
+import re
+from datetime import datetime
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    WithJsonSchema,
+    model_validator,
+)
+
+from shardwright.planner.plan_schema import EstimateModel
+
+_MOST_AXES = 8
+_MOST_PATHS = 10_000
+_LONGEST_SEARCH_S = 3600.0
+_LARGEST_NUMBER = 2**53
+
+Status = Literal["queued", "running", "succeeded", "failed", "cancelled"]
+
+PROGRAM_ID = r"^[0-9a-f]{64}$"
+PLAN_ID = r"^pln_[a-z2-7]{26}$"
+COMPARISON_ID = r"^cmp_[a-z2-7]{26}$"
+EVALUATION_ID = r"^evl_[a-z2-7]{26}$"
+
+# No control characters: Postgres takes no NUL, and none is a name.
+_PRINTABLE = r"^[^\x00-\x1f\x7f]*$"
+
+ProgramId = Annotated[
+    str, StringConstraints(pattern=PROGRAM_ID), Field(description="SHA-256 of the program's bytes")
+]
+ShortText = Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=_PRINTABLE)]
+PathText = Annotated[str, StringConstraints(min_length=1, max_length=1024, pattern=_PRINTABLE)]
+AxisName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}$")]
+AxisSize = Annotated[int, Field(ge=1, le=1 << 20)]
+MeshShape = Annotated[
+    dict[AxisName, AxisSize],
+    Field(
+        min_length=1,
+        max_length=_MOST_AXES,
+        description="size of each axis of the logical mesh, major to minor",
+    ),
+]
+SpecEntries = Annotated[
+    list[Annotated[list[AxisName], Field(max_length=_MOST_AXES)]],
+    Field(
+        max_length=64,
+        description="for each dimension, the mesh axes that shard it, major to minor",
+    ),
+]
+Specs = Annotated[dict[PathText, SpecEntries], Field(max_length=_MOST_PATHS)]
+
+
+def _plain_options(options: dict[str, Any]) -> dict[str, Any]:
+    """Refuses what is no option of any model: names and values out of all proportion."""
+
+    def check(value: Any, depth: int) -> None:
+        if isinstance(value, str) and (len(value) > 64 or not re.match(_PRINTABLE, value)):
+            raise ValueError("a text in it is too long or has control characters")
+        if isinstance(value, int | float) and not (
+            math.isfinite(value) and abs(value) <= _LARGEST_NUMBER
+        ):
+            raise ValueError(f"numbers are between -{_LARGEST_NUMBER} and {_LARGEST_NUMBER}")
+        if isinstance(value, list | dict):
+            if depth == 3 or len(value) > 64 or isinstance(value, dict):
+                raise ValueError("an option is a number, a text, true, false, null or a list")
+            for inner in value:
+                check(inner, depth + 1)
+
+    for name, value in options.items():
+        if not re.match(r"^[a-z][a-z0-9_]{0,63}$", name):
+            raise ValueError("names of options are words such as batch or kv_heads")
+        check(value, 1)
+    return options
+
+
+Options = Annotated[
+    dict[str, Any],
+    Field(max_length=64),
+    AfterValidator(_plain_options),
+    WithJsonSchema(
+        {
+            "type": "object",
+            "description": "options of the model; /v1/models has their names and defaults",
+            "maxProperties": 64,
+            "propertyNames": {"pattern": "^[a-z][a-z0-9_]{0,63}$"},
+        }
+    ),
+]
+
+
+class _Body(BaseModel):
+    """What clients send: nothing more than is asked for, and of exactly its type."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class ModelChoice(_Body):
+    """A reference model by name."""
+
+    name: ShortText = Field(description="of /v1/models", examples=["llama3-8b"])
+    options: Options = Field(default_factory=dict)
+
+
+class _Planned(_Body):
+    """What to plan: a reference model or an uploaded program."""
+
+    model: ModelChoice | None = Field(None, description="a reference model; or give program")
+    program: ProgramId | None = None
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> Self:
+        if (self.model is None) == (self.program is None):
+            raise ValueError("give either model or program")
+        return self
+
+
+class PlanRequest(_Planned):
+    """What to plan, on which slice, and how."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "model": {"name": "llama3-8b", "options": {"batch": 256}},
+                    "topology": "v5e:16x16",
+                },
+                {
+                    "model": {"name": "mlp"},
+                    "topology": "v5e:4x4",
+                    "mesh": {"data": 4, "model": 4},
+                    "pinned": {"[1]['features']": [["data"], []]},
+                    "time_limit_s": 30,
+                },
+            ]
+        }
+    )
+
+    topology: ShortText = Field(description="a slice, such as v5e:16x16 or 2*v5p:4x4x4")
+    mesh: MeshShape | None = Field(None, description="the logical mesh; searched for where null")
+    pinned: Specs = Field(
+        default_factory=dict,
+        description="path of an argument -> the sharding that it must keep; needs mesh",
+    )
+    memory_fraction: float = Field(
+        0.9, gt=0, le=1, description="part of a device's memory that may be used"
+    )
+    time_limit_s: float = Field(
+        12.0, gt=0, le=_LONGEST_SEARCH_S, description="seconds to search further meshes"
+    )
+    seed: int = Field(0, ge=0, lt=1 << 31, description="of the solver's random choices")
+
+
+class ComparisonRequest(_Planned):
+    """One program or model, and the slices to plan it on."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "model": {"name": "llama3-8b", "options": {"batch": 256}},
+                    "topologies": ["v5e:16x16", "v5p:4x4x8", "v6e:8x16"],
+                }
+            ]
+        }
+    )
+
+    topologies: Annotated[list[ShortText], Field(min_length=1, max_length=32)] = Field(
+        description="slices, each once"
+    )
+    memory_fraction: float = Field(
+        0.9, gt=0, le=1, description="part of a device's memory that may be used"
+    )
+    time_limit_s: float = Field(
+        12.0, gt=0, le=_LONGEST_SEARCH_S, description="seconds to search on each slice"
+    )
+    seed: int = Field(0, ge=0, lt=1 << 31, description="of the solver's random choices")
+
+
+class EvaluationRequest(_Planned):
+    """A sharding written by hand, to be priced by the measure of plans."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "model": {"name": "mlp"},
+                    "topology": "v5e:4x4",
+                    "mesh": {"data": 4, "model": 4},
+                    "in_specs": {
+                        "[0]*['w']": [[], ["model"]],
+                        "[1]['features']": [["data"], []],
+                    },
+                }
+            ]
+        }
+    )
+
+    topology: ShortText = Field(description="a slice, such as v5e:16x16")
+    mesh: MeshShape
+    in_specs: Specs = Field(
+        default_factory=dict,
+        description="pattern of argument paths (* is any text, ? one character) -> sharding; the "
+        "first that matches counts, and what none matches is replicated",
+    )
+    out_specs: Specs | None = Field(
+        None,
+        description="the same for results; where null, donated arguments' results keep their "
+        "sharding and the partitioner chooses the rest",
+    )
+
+
+class Progress(BaseModel):
+    """How far a job is."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    stage: str | None = Field(None, description="load, trace, graph, search, polish or plan")
+    meshes_tried: int | None = None
+    meshes: int | None = Field(None, description="logical meshes that there are to try")
+    best_step_s: float | None = Field(None, description="step time of the best plan so far")
+    gap: float | None = Field(None, description="how far from optimal it can be, as a fraction")
+    message: str | None = None
+
+
+class Summary(BaseModel):
+    """The figures of a finished plan."""
+
+    model_config = ConfigDict(extra="allow")
+
+    step_time_s: float | None = None
+    peak_memory_bytes: float | None = None
+    mfu: float | None = None
+    mesh_axes: dict[str, int] | None = None
+    gap: float | None = None
+
+
+class JobError(BaseModel):
+    """Why a job failed."""
+
+    model_config = ConfigDict(extra="allow")
+
+    kind: str = Field(
+        description="input, does-not-fit, out-of-memory, time-limit, crashed or internal"
+    )
+    title: str | None = None
+    detail: str = ""
+    what: str = ""
+    where: str = ""
+    do: str = ""
+
+
+class PlanLinks(BaseModel):
+    """Where a plan's parts are."""
+
+    self: str
+    events: str
+    plan: str
+    annotated: str
+    report: str
+    page: str
+
+
+class PlanResource(BaseModel):
+    """A plan, from being accepted to being there."""
+
+    id: str
+    status: Status
+    created_at: datetime
+    started_at: datetime | None
+    finished_at: datetime | None
+    attempts: int = Field(description="how often it was started")
+    request: dict[str, Any] = Field(description="as accepted, with defaults filled in")
+    progress: Progress | None
+    summary: Summary | None
+    error: JobError | None
+    links: PlanLinks
+
+
+class PlanPage(BaseModel):
+    """Plans, newest first."""
+
+    items: list[PlanResource]
+    next_cursor: str | None = Field(description="for ?cursor= of the next page; null at the end")
+
+
+class TensorFacts(BaseModel):
+    """An input or output of a program."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    path: str
+    shape: list[int]
+    dtype: str
+
+
+class ProgramFacts(BaseModel):
+    """What a program is."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    name: str
+    fingerprint: str
+    inputs: list[TensorFacts]
+    outputs: list[TensorFacts]
+    op_counts: dict[str, int]
+    mesh_axes: dict[str, int] | None = None
+
+
+class ProgramLinks(BaseModel):
+    """Where a program is."""
+
+    self: str
+
+
+class ProgramResource(BaseModel):
+    """An uploaded program."""
+
+    id: str = Field(description="SHA-256 of its bytes")
+    kind: str = Field(description="exported, stablehlo-text or stablehlo-bytecode")
+    nbytes: int
+    status: Literal["inspecting", "ready", "invalid"]
+    created_at: datetime
+    facts: ProgramFacts | None = Field(description="once it is ready")
+    error: JobError | None = Field(description="where it is invalid")
+    links: ProgramLinks
+
+
+class ComparisonRow(BaseModel):
+    """One slice of a comparison."""
+
+    topology: str
+    chips: int
+    devices: int
+    plan: str = Field(description="id of its plan")
+    status: Status
+    progress: Progress | None
+    summary: Summary | None
+    error: JobError | None
+    links: PlanLinks
+
+
+class ComparisonLinks(BaseModel):
+    """Where a comparison is."""
+
+    self: str
+    page: str
+
+
+class ComparisonResource(BaseModel):
+    """One program or model on many slices."""
+
+    id: str
+    status: Status = Field(
+        description="running until every plan has ended; then succeeded where any plan has"
+    )
+    created_at: datetime
+    request: dict[str, Any]
+    rows: list[ComparisonRow] = Field(description="in the order asked")
+    links: ComparisonLinks
+
+
+class EvaluationLinks(BaseModel):
+    """Where an evaluation's parts are."""
+
+    self: str
+    events: str
+
+
+class EvaluationResource(BaseModel):
+    """The price of a sharding written by hand."""
+
+    id: str
+    status: Status
+    created_at: datetime
+    started_at: datetime | None
+    finished_at: datetime | None
+    attempts: int = Field(description="how often it was started")
+    request: dict[str, Any]
+    progress: Progress | None
+    estimate: EstimateModel | None = Field(description="once it has succeeded")
+    error: JobError | None
+    links: EvaluationLinks
+
+
+class SliceFacts(BaseModel):
+    """A slice that exists."""
+
+    name: str
+    chips: int
+    devices: int
+    hosts: int
+    product_name: str = Field(description="what Google sells it under")
+
+
+class ChipSummary(BaseModel):
+    """A TPU generation in a few figures, of one chip."""
+
+    name: str
+    peak_flops_bf16: float
+    hbm_bytes: int
+    hbm_bandwidth: float = Field(description="bytes/s")
+    ici_links_per_chip: int
+    ici_link_bandwidth: float = Field(description="bytes/s one way")
+    torus_dimensions: int
+    devices_per_chip: int
+    largest_slice: str
+    slices: int = Field(description="how many shapes of slices there are")
+    href: str
+
+
+class HardwareList(BaseModel):
+    """All TPU generations, oldest first."""
+
+    items: list[ChipSummary]
+
+
+class ChipResource(BaseModel):
+    """All that is known of a TPU generation."""
+
+    profile: dict[str, Any] = Field(
+        description="every value with its source; the form that `shardwright plan --chip` takes"
+    )
+    slices: list[SliceFacts] = Field(description="smallest first")
+
+
+class ModelFacts(BaseModel):
+    """A reference model."""
+
+    name: str
+    parameters: int
+    tokens_per_step: int
+    model_flops_per_step: int
+    options: dict[str, Any] = Field(description="every option with its default")
+
+
+class ModelList(BaseModel):
+    """The reference models."""
+
+    items: list[ModelFacts]
+
+
+class Health(BaseModel):
+    """Whether the service is well."""
+
+    status: Literal["ok"]
+    version: str
