@@ -1,0 +1,318 @@
+"""Programs of libraries that people use, as they come: planned, run, one device's numbers.
+
+Every argument is pinned to a sharding, so that the programs are really cut; at these sizes a free
+plan would replicate most of them.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+import shardwright as sw
+
+MESH = {"x": 2, "y": 4}
+Case = tuple[Callable[..., Any], tuple[Any, ...], tuple[int, ...]]
+
+
+def normal(*shape: int) -> jax.Array:
+    return jax.random.normal(jax.random.key(sum(shape)), shape)
+
+
+def flax_nnx() -> Case:
+    from flax import nnx
+
+    class Block(nnx.Module):
+        def __init__(self, width: int, rngs: Any) -> None:
+            self.norm = nnx.LayerNorm(width, rngs=rngs)
+            self.attention = nnx.MultiHeadAttention(4, width, decode=False, rngs=rngs)
+            self.up = nnx.Linear(width, 4 * width, rngs=rngs)
+            self.down = nnx.Linear(4 * width, width, rngs=rngs)
+
+        def __call__(self, x: jax.Array) -> jax.Array:
+            x = x + self.attention(self.norm(x))
+            return x + self.down(nnx.gelu(self.up(x)))
+
+    class Model(nnx.Module):
+        def __init__(self, rngs: Any) -> None:
+            self.embedding = nnx.Embed(64, 32, rngs=rngs)
+            self.block = Block(32, rngs)
+            self.head = nnx.Linear(32, 64, rngs=rngs)
+
+        def __call__(self, tokens: jax.Array) -> jax.Array:
+            return self.head(self.block(self.embedding(tokens)))
+
+    model = Model(nnx.Rngs(0))
+    optimizer = nnx.Optimizer(model, optax.sgd(1e-2, momentum=0.9), wrt=nnx.Param)
+    definition, state = nnx.split((model, optimizer))
+
+    def loss_of(model: Model, tokens: jax.Array) -> jax.Array:
+        return optax.softmax_cross_entropy_with_integer_labels(
+            model(tokens), jnp.roll(tokens, -1, 1)
+        ).mean()
+
+    def step(state: Any, tokens: jax.Array) -> Any:
+        model, optimizer = nnx.merge(definition, state)
+        loss, gradients = nnx.value_and_grad(loss_of)(model, tokens)
+        optimizer.update(model, gradients)
+        return nnx.state((model, optimizer)), loss
+
+    return step, (state, jnp.arange(128).reshape(16, 8) % 64), (0,)
+
+
+def flax_linen() -> Case:
+    import flax.linen as nn
+
+    class Model(nn.Module):
+        @nn.compact
+        def __call__(self, x: jax.Array) -> jax.Array:
+            x = nn.relu(nn.BatchNorm(use_running_average=False)(nn.Conv(16, (3, 3))(x)))
+            x = nn.Conv(32, (3, 3))(nn.avg_pool(x, (2, 2), (2, 2)))
+            return nn.Dense(10)(nn.relu(nn.GroupNorm(8)(x)).mean((1, 2)))
+
+    model = Model()
+    variables = model.init(jax.random.key(0), jnp.ones((8, 16, 16, 3)))
+    optimizer = optax.sgd(0.1, momentum=0.9)
+    state = (variables["params"], variables["batch_stats"], optimizer.init(variables["params"]))
+
+    def step(state: Any, x: jax.Array, labels: jax.Array) -> Any:
+        parameters, statistics, optimizer_state = state
+
+        def loss_of(parameters: Any) -> Any:
+            logits, updated = model.apply(
+                {"params": parameters, "batch_stats": statistics}, x, mutable=["batch_stats"]
+            )
+            losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+            return losses.mean(), updated["batch_stats"]
+
+        (loss, statistics), gradients = jax.value_and_grad(loss_of, has_aux=True)(parameters)
+        updates, optimizer_state = optimizer.update(gradients, optimizer_state, parameters)
+        return (optax.apply_updates(parameters, updates), statistics, optimizer_state), loss
+
+    return step, (state, normal(16, 16, 16, 3), jnp.arange(16) % 10), (0,)
+
+
+def equinox() -> Case:
+    import equinox as eqx
+
+    model = eqx.nn.MLP(16, 8, 32, 3, key=jax.random.key(0))
+    parameters, static = eqx.partition(model, eqx.is_inexact_array)
+    optimizer = optax.sgd(1e-2)
+
+    def step(parameters: Any, state: Any, x: jax.Array, y: jax.Array) -> Any:
+        def loss_of(parameters: Any) -> jax.Array:
+            return jnp.mean((jax.vmap(eqx.combine(parameters, static))(x) - y) ** 2)
+
+        loss, gradients = jax.value_and_grad(loss_of)(parameters)
+        updates, state = optimizer.update(gradients, state, parameters)
+        return eqx.apply_updates(parameters, updates), state, loss
+
+    return step, (parameters, optimizer.init(parameters), normal(64, 16), normal(64, 8)), (0, 1)
+
+
+def haiku() -> Case:
+    """An LSTM, unrolled in time, with a chain of clipping, Adam's scaling and a schedule."""
+    import haiku as hk
+
+    def forward(x: jax.Array) -> jax.Array:
+        core = hk.LSTM(32)
+        out, _ = hk.dynamic_unroll(core, x, core.initial_state(x.shape[1]))
+        return hk.BatchApply(hk.Linear(8))(out)
+
+    network = hk.without_apply_rng(hk.transform(forward))
+    schedule = optax.warmup_cosine_decay_schedule(0.0, 1e-2, 5, 50)
+    optimizer = optax.chain(
+        optax.clip_by_global_norm(1.0),
+        optax.scale_by_adam(eps=1e-3),
+        optax.scale_by_schedule(schedule),
+        optax.scale(-1.0),
+    )
+    x = normal(6, 16, 16)
+    parameters = network.init(jax.random.key(0), x)
+
+    def step(parameters: Any, state: Any, x: jax.Array) -> Any:
+        def loss_of(parameters: Any) -> jax.Array:
+            return jnp.square(network.apply(parameters, x) - 1).mean()
+
+        loss, gradients = jax.value_and_grad(loss_of)(parameters)
+        updates, state = optimizer.update(gradients, state, parameters)
+        return optax.apply_updates(parameters, updates), state, loss
+
+    return step, (parameters, optimizer.init(parameters), x), (0, 1)
+
+
+def of(fn: Callable[..., Any], *args: Any) -> Callable[[], Case]:
+    return lambda: (fn, args, ())
+
+
+@jax.custom_vjp
+def sine(x: jax.Array) -> jax.Array:
+    return jnp.sin(x)
+
+
+sine.defvjp(lambda x: (jnp.sin(x), x), lambda x, g: (g * jnp.cos(x),))
+
+
+def recurrence(a: jax.Array, b: jax.Array) -> Any:
+    def after(p: Any, q: Any) -> Any:
+        return p[0] * q[0], p[1] * q[0] + q[1]
+
+    return lax.associative_scan(after, (jax.nn.sigmoid(a), b), axis=1)
+
+
+def convolution(x: jax.Array, k: jax.Array, **options: Any) -> jax.Array:
+    numbers = ("NDHWC", "DHWIO", "NDHWC") if x.ndim == 5 else ("NHWC", "HWIO", "NHWC")
+    ones = (1,) * (x.ndim - 2)
+    return lax.conv_general_dilated(x, k, ones, "SAME", dimension_numbers=numbers, **options)
+
+
+def transposed(k: jax.Array, x: jax.Array) -> jax.Array:
+    return jnp.square(lax.conv_transpose(x, k, (2, 2), "SAME")).sum()
+
+
+def positive(x: jax.Array) -> jax.Array:
+    return x @ jnp.swapaxes(x, -1, -2) + 9 * jnp.eye(x.shape[-1])
+
+
+def nested(x: jax.Array, w: jax.Array) -> Any:
+    def inner(c: jax.Array, w: jax.Array) -> Any:
+        return jnp.tanh(c @ w), c.sum()
+
+    return lax.scan(lambda c, w: lax.scan(inner, c, w), x, w)
+
+
+def checkpointed(w: jax.Array, x: jax.Array) -> jax.Array:
+    policy = jax.checkpoint_policies.dots_saveable
+    layer = jax.checkpoint(lambda x: jnp.sin(jnp.tanh(x @ w) @ w.T).sum(), policy=policy)
+    return layer(x)
+
+
+PROGRAMS: dict[str, Callable[[], Case]] = {
+    "Flax NNX": flax_nnx,
+    "Flax linen": flax_linen,
+    "Equinox": equinox,
+    "Haiku and an optax chain": haiku,
+    "associative scan": of(recurrence, normal(8, 32, 16), normal(8, 32, 16)),
+    "cumulative operations": of(
+        lambda x: jnp.cumsum(x, 0) + lax.cumlogsumexp(x, 1) + lax.cummax(x, 0), normal(16, 32)
+    ),
+    "Fourier transform in two dimensions": of(
+        lambda x: jnp.fft.ifft2(jnp.fft.fft2(x) * 2).real, normal(8, 16, 16)
+    ),
+    "complex numbers": of(
+        lambda x, y: jnp.abs((x + 1j * y) @ (x - 1j * y).T), normal(16, 32), normal(16, 32)
+    ),
+    "sort of pairs": of(
+        lambda x: lax.sort((x, lax.broadcasted_iota(jnp.int32, x.shape, 1)), dimension=1),
+        normal(16, 32),
+    ),
+    "top k": of(lambda x: lax.top_k(x @ x.T, 4), normal(16, 32)),
+    "median": of(lambda x: jnp.median(x, axis=1), normal(16, 32)),
+    "roll": of(lambda x: jnp.roll(x, 3, 0) + jnp.roll(x, 1, 1), normal(16, 32)),
+    "transposed convolution": of(
+        jax.grad(transposed), normal(3, 3, 8, 4), normal(8, 8, 8, 8)
+    ),
+    "convolution in three dimensions": of(
+        convolution, normal(2, 8, 8, 8, 4), normal(3, 3, 3, 4, 8)
+    ),
+    "depthwise convolution": of(
+        lambda x, k: convolution(x, k, feature_group_count=8), normal(8, 8, 8, 8),
+        normal(3, 3, 1, 16),
+    ),
+    "dilated convolution": of(
+        lambda x, k: convolution(x, k, rhs_dilation=(2, 2)), normal(8, 16, 8, 8),
+        normal(3, 3, 8, 8),
+    ),
+    "resized image": of(
+        lambda x: jax.image.resize(x, (8, 16, 16, 4), "bilinear"), normal(8, 8, 8, 4)
+    ),
+    "ragged dot": of(
+        lax.ragged_dot, normal(32, 16), normal(4, 16, 8), jnp.array([8, 4, 12, 8], jnp.int32)
+    ),
+    "int8 dot": of(
+        lambda a, b: jnp.dot(a, b, preferred_element_type=jnp.int32),
+        jnp.ones((16, 32), jnp.int8), jnp.ones((32, 8), jnp.int8),
+    ),
+    "float8 dot": of(
+        lambda a, b: jnp.dot(a.astype(jnp.float8_e4m3fn), b.astype(jnp.float8_e4m3fn)),
+        normal(16, 32), normal(32, 8),
+    ),
+    "segment sum": of(
+        lambda x, i: jax.ops.segment_sum(x, i, 8), normal(32, 16), jnp.arange(32) % 8
+    ),
+    "Cholesky, QR and a solve": of(
+        lambda x, b: (jnp.linalg.cholesky(positive(x)), jnp.linalg.qr(x)[1],
+                      jnp.linalg.solve(positive(x), b)),
+        normal(8, 8, 8), normal(8, 8, 2),
+    ),
+    "singular values": of(lambda x: jnp.linalg.svd(x, compute_uv=False), normal(8, 8, 8)),
+    "matrix exponential": of(lambda x: jax.scipy.linalg.expm(x * 0.1), normal(8, 8)),
+    "custom gradient": of(jax.grad(lambda x: sine(x @ x.T).sum()), normal(16, 32)),
+    "forward derivative": of(
+        lambda x, t: jax.jvp(lambda y: jnp.tanh(y @ y.T), (x,), (t,))[1], normal(16, 32),
+        normal(16, 32),
+    ),
+    "checkpoint with a policy": of(jax.grad(checkpointed), normal(16, 32), normal(8, 16)),
+    "branches": of(
+        lambda p, x: lax.cond(p, lambda y: y @ y.T, lambda y: (y @ y.T) * 2, x),
+        jnp.array(True), normal(16, 32),
+    ),
+    "nested scans": of(nested, normal(16, 8), normal(3, 2, 8, 8)),
+    "reversed, unrolled scan": of(
+        lambda x: lax.scan(lambda c, y: (c * 0.5 + y, c), x[0], x, reverse=True, unroll=2),
+        normal(8, 16),
+    ),
+    "loop that updates in place": of(
+        lambda x: lax.fori_loop(0, 4, lambda i, c: c.at[i].set(c[i] * 2), x), normal(16, 32)
+    ),
+    "batched while": of(
+        jax.vmap(lambda x: lax.while_loop(lambda c: c.sum() < 50, lambda c: c * 1.7 + 1, x)),
+        jnp.abs(normal(16, 4)),
+    ),
+    "uneven vocabulary": of(
+        jax.grad(lambda w, t, x: jnp.square(w[t] @ w.T - x).mean()), normal(1257, 12),
+        jnp.arange(24), normal(24, 1257),
+    ),
+}  # fmt: skip
+
+
+def _pins(planned: sw.Plan) -> dict[str, P]:
+    """Each axis on the first dimension that it divides, of every argument."""
+    pins = {}
+    for tensor in planned.data.program.inputs:
+        spec: list[str | None] = [None] * len(tensor.shape)
+        for axis, parts in MESH.items():
+            for dim, size in enumerate(tensor.shape):
+                if spec[dim] is None and size and size % parts == 0:
+                    spec[dim] = axis
+                    break
+        pins[tensor.path] = P(*spec)
+    return pins
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program_as_it_comes_runs_cut_with_the_numbers_of_one_device(name: str) -> None:
+    fn, args, donate = PROGRAMS[name]()
+    expected = jax.jit(fn)(*args)
+    free = sw.plan(fn, *args, topology="v5e:2x4", mesh=MESH, donate_argnums=donate)
+    cut = sw.plan(
+        fn, *args, topology="v5e:2x4", mesh=MESH, donate_argnums=donate, pinned=_pins(free)
+    )
+    assert any(any(tensor.spec) for tensor in cut.data.program.inputs)
+    found = cut.jit(fn)(*jax.tree.map(jnp.copy, args))
+    for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(
+            np.asarray(ours, np.float64), np.asarray(theirs, np.float64), rtol=2e-3, atol=2e-3
+        )
+
+
+def test_an_operation_that_cannot_be_cut_is_named_in_the_plan() -> None:
+    fn, args, _ = PROGRAMS["ragged dot"]()
+    plan = sw.plan(fn, *args, topology="v5e:2x4", mesh=MESH)
+    assert any("ragged_dot" in op for op in plan.data.replicated_ops)
