@@ -20,6 +20,7 @@ from shardwright.api.context import Context
 from shardwright.api.events import EventHub
 from shardwright.api.jobs import make_dispatcher
 from shardwright.api.metrics import Metrics, RequestMetrics
+from shardwright.api.pages.routes import pages_router
 from shardwright.api.routes import catalog, comparisons, evaluations, health, plans, programs
 from shardwright.api.schemas import ComparisonRequest, EvaluationRequest, PlanRequest
 from shardwright.api.settings import Settings, load_settings
@@ -89,6 +90,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     problems.install(app)
     for part in (catalog, programs, plans, comparisons, evaluations, health):
         app.include_router(part.router)
+    app.include_router(pages_router, include_in_schema=False)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     return app
 

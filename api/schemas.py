@@ -223,7 +223,9 @@ class Progress(BaseModel):
 
     model_config = ConfigDict(extra="ignore")
 
-    stage: str | None = Field(None, description="load, trace, graph, search, polish or plan")
+    stage: str | None = Field(
+        None, description="queued, read, trace, graph, search, polish, plan, ..."
+    )
     meshes_tried: int | None = None
     meshes: int | None = Field(None, description="logical meshes that there are to try")
     best_step_s: float | None = Field(None, description="step time of the best plan so far")
@@ -308,11 +310,14 @@ class ProgramFacts(BaseModel):
     model_config = ConfigDict(extra="ignore")
 
     name: str
-    fingerprint: str
+    fingerprint: str = Field(description="SHA-256 of the module without locations")
     inputs: list[TensorFacts]
     outputs: list[TensorFacts]
-    op_counts: dict[str, int]
-    mesh_axes: dict[str, int] | None = None
+    donated: list[str] = Field(description="paths of inputs whose buffers outputs take over")
+    mesh: dict[str, int] | None = Field(description="the mesh that shardings inside it name")
+    operations: dict[str, int] = Field(
+        description="how often each operation occurs, calls inlined, the most frequent first"
+    )
 
 
 class ProgramLinks(BaseModel):
