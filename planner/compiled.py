@@ -1,14 +1,16 @@
-"""Reads the collectives of a program that the TPU compiler has scheduled (HLO text)."""
+"""The collectives of a program that the TPU compiler has scheduled."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections import defaultdict
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 
-from shardwright.cost_models.memory import dtype_bytes
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwright.planner.hlo import Array, HloModule, Instruction, parse_hlo
 
 _KINDS = {
     "all-gather": "all_gather",
@@ -17,21 +19,24 @@ _KINDS = {
     "all-to-all": "all_to_all",
     "collective-permute": "collective_permute",
 }
-_COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\{$")
-_COLLECTIVE = re.compile(
-    r"= (?P<type>.*?) (?P<kind>" + "|".join(_KINDS) + r")(?P<phase>-start|-done)?\("
-)
-_CALLED = re.compile(r"(?:calls|body|to_apply|condition)=%?([\w.\-]+)")
-_BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
-_WHILE = re.compile(r"\bwhile\(.*body=%?([\w.\-]+)")
-_TRIPS = re.compile(r'known_trip_count"?[:=]\{"?n"?[:=]"?(\d+)')
-_ARRAY = re.compile(r"([a-z]\w*)\[([\d,]*)\]")
-_LIMIT = re.compile(r"[su]32\[\]\S* constant\((\d+)\)")
 _CHANNEL = re.compile(r"channel_id=(\d+)")
-_OP_NAME = re.compile(r'op_name="([^"]*)"')
-_MESH_GROUPS = re.compile(r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\([^{]*\))? \{([^}]*)\}")
+_MESH_GROUPS = re.compile(
+    r"replica_groups=mesh\[(?P<axes>[^\]]*)\]"
+    r"(?:, device_ids=\((?P<order>.*?)\))? \{(?P<over>[^}]*)\}"
+)
+_IOTA_GROUPS = re.compile(r"replica_groups=(?P<order>\[[\d,]+\]<=\[[\d,]+\](?:T\([\d,]+\))?)")
+_IOTA = re.compile(
+    r"\[(?P<shape>[\d,]+)\](?:<=\[(?P<from>[\d,]+)\])?(?:T\((?P<transposed>[\d,]+)\))?"
+)
+_LISTED_GROUPS = re.compile(r"replica_groups=\{(\{[\d,{}]*\})\}")
+_PAIRS = re.compile(r"source_target_pairs=\{(\{[\d,{}]*\})\}")
+_AXIS = re.compile(r"'([^']+)'(?::\((\d+)\)(\d+))?")
 _SCATTERS = "all-reduce-scatter"
 """The compiler's name for a fused all-reduce that keeps one shard: a reduce-scatter."""
+_WINDOWED = "windowed_dot_general"
+"""The compiler's name for products whose operand goes round in collective-permutes."""
+
+Groups = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -40,9 +45,14 @@ class CompiledCollective:
 
     Attributes:
       nbytes: bytes on one device of the larger of input and output.
-      group: devices that take part together.
+      group: devices that take part together; 2 for a permute.
       count: runs in one execution of the program.
       op_name: the name that JAX gave the operation it belongs to.
+      source: "file:line" of that operation, where known.
+      groups: the devices of each group; for a permute, each sender and its receiver.
+      arrays: tensors that it communicates together.
+      asynchronous: other work runs between its start and its end.
+      windowed: it is a step of a matrix product that goes round in permutes.
     """
 
     kind: str
@@ -50,111 +60,171 @@ class CompiledCollective:
     group: int
     count: float
     op_name: str
+    source: str
+    groups: Groups
+    arrays: int
+    asynchronous: bool
+    windowed: bool
+
+    def axes(self, mesh: Mapping[str, int]) -> tuple[str, ...]:
+        """The mesh axes that it runs over; part of an axis as "name:part"."""
+        return group_axes(self.groups, mesh)
 
 
 def read_collectives(hlo: str) -> tuple[CompiledCollective, ...]:
+    """The collectives of the text of a scheduled program, each asynchronous one once."""
+    return module_collectives(parse_hlo(hlo))
+
+
+def module_collectives(module: HloModule) -> tuple[CompiledCollective, ...]:
     """The collectives of a scheduled program, each asynchronous one once.
 
     An asynchronous collective shows as a start, several pieces inside fusions and a done, which
     share a channel.
     """
-    computations = dict(_computations(hlo))
-    counts = _run_counts(hlo, computations)
+    counts = module.run_counts()
     by_channel: dict[tuple[str, str], CompiledCollective] = {}
-    for name, lines in computations.items():
-        for number, line in enumerate(lines):
-            match = _COLLECTIVE.search(line)
-            if match is None or match["phase"] == "-done" or not counts[name]:
+    starts = _async_computations(module)
+    for name, lines in module.computations.items():
+        for line in lines:
+            kind = line.opcode.removesuffix("-start")
+            if kind not in _KINDS or not counts.get(name):
                 continue
-            channel = _CHANNEL.search(line)
-            key = (match["kind"], channel[1] if channel else f"{name}:{number}")
-            found = _collective(match, line, name, counts[name])
+            channel = _CHANNEL.search(line.text)
+            key = (kind, channel[1] if channel else f"{name}:{line.name}")
+            found = _collective(module, name, line, counts[name])
+            if name in starts:
+                found = replace(found, asynchronous=True)
             known = by_channel.get(key, found)
             # Pieces of one that runs beside a loop are inside it; it runs as often as it starts.
-            by_channel[key] = CompiledCollective(
-                found.kind,
-                max(found.nbytes, known.nbytes),
-                found.group,
-                min(found.count, known.count),
-                found.op_name or known.op_name,
+            by_channel[key] = replace(
+                found,
+                nbytes=max(found.nbytes, known.nbytes),
+                count=min(found.count, known.count),
+                op_name=found.op_name or known.op_name,
+                source=found.source or known.source,
+                asynchronous=found.asynchronous or known.asynchronous,
             )
     return tuple(by_channel.values())
 
 
+def _async_computations(module: HloModule) -> set[str]:
+    """Computations of the fusions that start asynchronous collectives."""
+    return {
+        called
+        for lines in module.computations.values()
+        for line in lines
+        if line.opcode == "fusion" and line.name.startswith("async-collective")
+        for called in line.called
+    }
+
+
 def _collective(
-    match: re.Match[str], line: str, computation: str, count: float
+    module: HloModule, computation: str, line: Instruction, count: float
 ) -> CompiledCollective:
-    kind = _KINDS[match["kind"]]
-    arrays = [_array_bytes(a) for a in _ARRAY.finditer(match["type"])]
+    started = line.opcode.endswith("-start")
+    kind = _KINDS[line.opcode.removesuffix("-start")]
+    sizes = [_array_bytes(array) for array in line.arrays]
     # A start's type lists its operands, then its results; the collective is told by the larger.
-    nbytes = sum(arrays)
-    if match["phase"] == "-start" and match["type"].startswith("("):
-        nbytes = max(arrays)
+    nbytes = max(sizes, default=0.0) if started and line.is_tuple else sum(sizes)
+    groups = read_groups(line.text)
+    group = groups.shape[1]
     if kind == "all_reduce" and computation.startswith(_SCATTERS):
         kind = "reduce_scatter"
     elif kind == "reduce_scatter":
-        nbytes *= group_size(line)
-    name = _OP_NAME.search(line)
-    return CompiledCollective(kind, nbytes, group_size(line), count, name[1] if name else "")
+        nbytes *= group
+    return CompiledCollective(
+        kind=kind,
+        nbytes=nbytes,
+        group=group,
+        count=count,
+        op_name=line.op_name,
+        source=module.source(line),
+        groups=groups,
+        arrays=1 if started else sum(size > 0 for size in sizes),
+        asynchronous=started,
+        windowed=_WINDOWED in line.text or _WINDOWED in computation,
+    )
 
 
-def group_size(line: str) -> int:
-    """Devices in one group of a collective; 2 for a permute, which names pairs."""
-    if mesh := _MESH_GROUPS.search(line):
-        sizes = {name: int(size) for name, size in re.findall(r"'([^']+)'=(\d+)", mesh[1])}
-        return math.prod(sizes[name] for name in re.findall(r"'([^']+)'", mesh[2]))
-    if tiles := re.search(r"replica_groups=\[(\d+),(\d+)\]", line):
-        return int(tiles[2])
-    if listed := re.search(r"replica_groups=\{\{([\d,]*)\}", line):
-        return listed[1].count(",") + 1
-    return 2
-
-
-def _array_bytes(match: re.Match[str]) -> float:
-    if match[1] in ("u32", "s32") and not match[2]:
+def _array_bytes(array: Array) -> float:
+    """Bytes without tile padding, as collectives are told in."""
+    if array.dtype in ("u32", "s32") and not array.shape:
         return 0.0  # semaphores of asynchronous collectives
-    return math.prod(int(n) for n in match[2].split(",") if n) * dtype_bytes(match[1])
+    return array.element_bytes
 
 
-def _computations(hlo: str) -> Iterator[tuple[str, list[str]]]:
-    name, lines = "", list[str]()
-    for line in hlo.splitlines():
-        if match := _COMPUTATION.match(line):
-            name, lines = match[1], []
-        elif line.startswith("}"):
-            yield name, lines
+def read_groups(text: str) -> Groups:
+    """Devices of each group of a collective, shape (groups, devices).
+
+    Permutes give pairs, (pairs, 2). Groups of one device where the text names none.
+    """
+    if match := _MESH_GROUPS.search(text):
+        sizes = {name: int(size) for name, size in re.findall(r"'([^']+)'=(\d+)", match["axes"])}
+        devices = _devices(match["order"], math.prod(sizes.values()))
+        return _over_axes(devices, sizes, match["over"])
+    if match := _IOTA_GROUPS.search(text):
+        return _devices(match["order"], 0)
+    for pattern in (_LISTED_GROUPS, _PAIRS):
+        if match := pattern.search(text):
+            listed = re.findall(r"\{([\d,]*)\}", match[1])
+            return np.array([[int(n) for n in one.split(",")] for one in listed])
+    return np.zeros((1, 1), dtype=np.int64)
+
+
+def _devices(order: str | None, count: int) -> Groups:
+    """Device numbers in an order such as "[2,8]<=[8,2]T(1,0)" or "[4,4]T(1,0)", as it shapes them.
+
+    Without one, 0 to count - 1.
+    """
+    match = _IOTA.search(order) if order else None
+    if match is None:
+        return np.arange(count)
+    shape = [int(n) for n in match["shape"].split(",")]
+    source = [int(n) for n in match["from"].split(",")] if match["from"] else shape
+    devices = np.arange(math.prod(source)).reshape(source)
+    if match["transposed"]:
+        devices = devices.transpose([int(n) for n in match["transposed"].split(",")])
+    return devices.reshape(shape)
+
+
+def _over_axes(devices: Groups, sizes: Mapping[str, int], over: str) -> Groups:
+    """Groups along some axes of a mesh of devices; parts of axes as 'name':(before)size."""
+    shape: list[int] = []
+    gathered: list[int] = []
+    parts = {name: (int(pre), int(size)) for name, pre, size in _AXIS.findall(over) if size}
+    named = {name for name, _, _ in _AXIS.findall(over)}
+    for name, size in sizes.items():
+        if name in parts:
+            before, part = parts[name]
+            gathered.append(len(shape) + 1)
+            shape += [before, part, size // (before * part)]
         else:
-            lines.append(line)
+            if name in named:
+                gathered.append(len(shape))
+            shape.append(size)
+    grid = devices.reshape(shape)
+    rest = [d for d in range(len(shape)) if d not in gathered]
+    group = math.prod(shape[d] for d in gathered)
+    return grid.transpose([*rest, *gathered]).reshape(-1, group)
 
 
-def _run_counts(hlo: str, computations: dict[str, list[str]]) -> dict[str, float]:
-    """How often each computation runs in one execution."""
-    calls: dict[str, list[tuple[str, float]]] = defaultdict(list)
-    for name, lines in computations.items():
-        for line in lines:
-            loop = _WHILE.search(line)
-            trips = _TRIPS.search(line)
-            called = _CALLED.findall(line)
-            for branches in _BRANCHES.findall(line):
-                called += re.findall(r"%?([\w.\-]+)", branches)
-            for other in called:
-                times = 1.0
-                if loop is not None and other == loop[1]:
-                    times = float(trips[1]) if trips else _condition_limit(line, computations)
-                calls[name].append((other, times))
-    entry = re.search(r"^ENTRY %?([\w.\-]+)", hlo, flags=re.MULTILINE)
-    counts: dict[str, float] = defaultdict(float)
-    pending = [(entry[1] if entry else "", 1.0)]
-    while pending:
-        name, times = pending.pop()
-        counts[name] += times
-        pending += [(other, times * more) for other, more in calls[name]]
-    return counts
+def group_axes(groups: Groups, mesh: Mapping[str, int]) -> tuple[str, ...]:
+    """The axes of a mesh along which the devices of a group differ.
+
+    Devices are numbered as they lie in the mesh, major to minor. An axis of which a group has only
+    a part is told as "name:part", such as "x:2" for two of its places.
+    """
+    if groups.size == 0 or groups.max() >= math.prod(mesh.values()):
+        return ()
+    places = np.stack(np.unravel_index(groups, tuple(mesh.values())))
+    return tuple(_axis_texts(places, mesh))
 
 
-def _condition_limit(line: str, computations: dict[str, list[str]]) -> float:
-    """Trips of a loop without a known count: the constant that its condition compares with."""
-    condition = re.search(r"condition=%?([\w.\-]+)", line)
-    lines = computations.get(condition[1], []) if condition else []
-    limits = [int(n) for text in lines for n in _LIMIT.findall(text)]
-    return float(max(limits, default=1))
+def _axis_texts(places: NDArray[np.int64], mesh: Mapping[str, int]) -> Iterator[str]:
+    for axis, (name, size) in enumerate(mesh.items()):
+        different = max(len(np.unique(group)) for group in places[axis])
+        if different == size and size > 1:
+            yield name
+        elif different > 1:
+            yield f"{name}:{different}"

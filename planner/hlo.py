@@ -49,6 +49,11 @@ class Array:
     nbytes: float
     space: int
 
+    @property
+    def element_bytes(self) -> float:
+        """Bytes of its elements, without padding."""
+        return math.prod(self.shape) * dtype_bytes(self.dtype)
+
 
 @dataclass(frozen=True)
 class Instruction:
