@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from shardwright.errors import InputError
-from shardwright.hardware_profiles import Slice, parse_slice
+from shardwright.hardware_profiles import ChipProfile, Slice, parse_slice
+from shardwright.hardware_profiles.chip import parse_chip
 from shardwright.models.options import DecoderOptions, MlpOptions, parse_options
 from shardwright.models.presets import DECODERS, MLPS
 from shardwright.models.registry import build, model_names
@@ -20,18 +21,23 @@ from shardwright.models.registry import build, model_names
 _DESCRIBE_SECONDS = 60.0
 _MOST_DESCRIBED = 256
 _MOST_SLICES = 256
+_MOST_SHAPES = 1000
+_MOST_CUBES = 1000
 
 Inputs = Sequence[tuple[str, Sequence[int]]]
 """Path and shape of each argument of a program."""
 
 
-def checked_slice(topology: str) -> Slice:
+def checked_slice(topology: str, chip: ChipProfile | None = None) -> Slice:
     """A slice that people can have.
+
+    Args:
+      chip: a profile of the user's own, instead of the bundled one.
 
     Raises:
       InputError: it is not one; lists the legal ones, nearest first.
     """
-    on = parse_slice(topology)
+    on = parse_slice(topology, chip)
     if on.count > _MOST_SLICES:
         raise InputError(
             f"{on.count} slices are more than a plan is made for",
@@ -39,6 +45,24 @@ def checked_slice(topology: str) -> Slice:
             do=f"Give at most {_MOST_SLICES}",
         )
     return on
+
+
+def checked_chip(profile: dict[str, Any]) -> ChipProfile:
+    """A user's own chip profile.
+
+    Raises:
+      InputError: it is malformed, or has slices out of all proportion.
+    """
+    chip = parse_chip(profile, where="chip")
+    rule = chip.slices.value
+    cubes = (rule.largest_cube_slice_chips or 0) / (rule.cube_edge or 1) ** 3
+    if len(rule.shapes) > _MOST_SHAPES or cubes > _MOST_CUBES:
+        raise InputError(
+            "the profile has more shapes of slices than can be listed",
+            where="chip.slices",
+            do=f"List at most {_MOST_SHAPES} shapes, and slices of at most {_MOST_CUBES} cubes",
+        )
+    return chip
 
 
 def checked_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,13 @@ from itertools import islice
 from math import prod
 from typing import Any
 
-from shardwright.api.catalog import Catalog, Inputs, checked_options, checked_slice
+from shardwright.api.catalog import (
+    Catalog,
+    Inputs,
+    checked_chip,
+    checked_options,
+    checked_slice,
+)
 from shardwright.api.schemas import (
     ComparisonRequest,
     EvaluationRequest,
@@ -39,23 +45,14 @@ class Checker:
         Raises:
           InputError: the slice, the model, its options, the program, the mesh or a pin is wrong.
         """
-        on = checked_slice(body.topology)
+        chip = None if body.chip is None else checked_chip(body.chip)
+        on = checked_slice(body.topology, chip)
         self._check_time(body.time_limit_s)
         if body.mesh is not None:
             check_mesh(on, body.mesh)
         target = self._target(owner, body.model, body.program)
         if body.pinned:
-            if body.mesh is None:
-                raise InputError(
-                    "pinned shardings name mesh axes, and no mesh is given",
-                    where="pinned",
-                    do='Give "mesh": {"data": 16, "model": 16} with the axes that the pins name',
-                )
-            for path, spec in body.pinned.items():
-                check_axes(spec, body.mesh, f"pinned {path}")
-            inputs = self._inputs(owner, target)
-            if inputs is not None:
-                check_pins(body.pinned, inputs, body.mesh)
+            self._check_pins(owner, target, body)
         return target | {
             "topology": on.name,
             "mesh": None if body.mesh is None else dict(body.mesh),
@@ -63,7 +60,29 @@ class Checker:
             "memory_fraction": body.memory_fraction,
             "time_limit_s": body.time_limit_s,
             "seed": body.seed,
+            "model_flops": body.model_flops,
+            "chip": None if chip is None else chip.model_dump(mode="json"),
         }
+
+    def _check_pins(self, owner: str, target: Request, body: PlanRequest) -> None:
+        mesh: Mapping[str, int] | None = body.mesh
+        facts = None if target["program"] is None else self._facts(owner, target["program"])
+        if mesh is None:
+            # A program whose own shardings name a mesh is planned on that.
+            mesh = None if facts is None else facts["mesh"]
+            if mesh is None and (facts is not None or target["program"] is None):
+                raise InputError(
+                    "pinned shardings name mesh axes, and no mesh is given",
+                    where="pinned",
+                    do='Give "mesh": {"data": 16, "model": 16} with the axes that the pins name',
+                )
+        if mesh is None:
+            return
+        for path, spec in body.pinned.items():
+            check_axes(spec, mesh, f"pinned {path}")
+        inputs = self._inputs(owner, target)
+        if inputs is not None:
+            check_pins(body.pinned, inputs, mesh)
 
     def comparison(self, owner: str, body: ComparisonRequest) -> tuple[Request, dict[str, Request]]:
         """A comparison's request, and the request of each of its plans by topology.
@@ -86,7 +105,8 @@ class Checker:
                 raise InputError(
                     f"{name} is there twice", where="topologies", do="Name each slice once"
                 )
-            plans[name] = target | {"topology": name, "mesh": None, "pinned": {}} | search
+            fixed: Request = {"mesh": None, "pinned": {}, "model_flops": None, "chip": None}
+            plans[name] = target | {"topology": name} | fixed | search
         return target | {"topologies": list(plans)} | search, plans
 
     def evaluation(self, owner: str, body: EvaluationRequest) -> Request:
@@ -96,7 +116,8 @@ class Checker:
           InputError: the slice, the model, its options, the program, the mesh or a sharding is
             wrong, or a pattern matches no argument.
         """
-        on = checked_slice(body.topology)
+        chip = None if body.chip is None else checked_chip(body.chip)
+        on = checked_slice(body.topology, chip)
         check_mesh(on, body.mesh)
         target = self._target(owner, body.model, body.program)
         for where, specs in (("in_specs", body.in_specs), ("out_specs", body.out_specs or {})):
@@ -111,6 +132,8 @@ class Checker:
             "mesh": dict(body.mesh),
             "in_specs": dict(body.in_specs),
             "out_specs": None if body.out_specs is None else dict(body.out_specs),
+            "model_flops": body.model_flops,
+            "chip": None if chip is None else chip.model_dump(mode="json"),
         }
 
     def _check_time(self, time_limit_s: float) -> None:
@@ -146,10 +169,14 @@ class Checker:
         """The arguments of what is planned; None while a program is still looked into."""
         if target["model"] is not None:
             return self._catalog.inputs(target["model"]["name"], target["model"]["options"])
-        found = self._store.programs.get(owner, target["program"])
-        if found is None or found.facts is None:
+        facts = self._facts(owner, target["program"])
+        if facts is None:
             return None
-        return [(one["path"], one["shape"]) for one in found.facts["inputs"]]
+        return [(one["path"], one["shape"]) for one in facts["inputs"]]
+
+    def _facts(self, owner: str, program: str) -> Mapping[str, Any] | None:
+        found = self._store.programs.get(owner, program)
+        return None if found is None else found.facts
 
 
 def check_mesh(on: Slice, mesh: Mapping[str, int]) -> None:

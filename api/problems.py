@@ -69,6 +69,7 @@ class ProblemDetails(BaseModel):
     status: int
     detail: str = Field(description="the whole message: where, what, what to do")
     instance: str = Field(description="the path that was asked for")
+    kind: str = Field(description="the last part of type, such as input or queue-full")
     what: str = Field(description="what was wrong")
     where: str = Field(description="where it was wrong; empty for the whole request")
     do: str = Field(description="what to do about it")
@@ -127,6 +128,7 @@ def answer(request: Request, found: Problem) -> Response:
         status=status,
         detail=str(error),
         instance=request.url.path,
+        kind=found.kind,
         what=error.what,
         where=error.where,
         do=error.do,

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     StringConstraints,
@@ -18,9 +19,12 @@ from pydantic import (
 )
 
 from shardwright.planner.plan_schema import EstimateModel
+from shardwright.planner.spec_patterns import spec_of_data
 
 _MOST_AXES = 8
 _MOST_PATHS = 10_000
+_MOST_DIMENSIONS = 64
+_LONGEST_SPEC = 1000
 _LONGEST_SEARCH_S = 3600.0
 _LARGEST_NUMBER = 2**53
 
@@ -49,11 +53,30 @@ MeshShape = Annotated[
         description="size of each axis of the logical mesh, major to minor",
     ),
 ]
+Entry = list[str] | str | None
+
+
+def _entries(given: Any) -> Any:
+    """A sharding in any of its forms as a list of axes for each dimension."""
+    if isinstance(given, str) and len(given) > _LONGEST_SPEC:
+        raise ValueError(f"a sharding has at most {_LONGEST_SPEC} characters")
+    if isinstance(given, list) and (
+        len(given) > _MOST_DIMENSIONS
+        or any(isinstance(part, list) and len(part) > _MOST_AXES for part in given)
+    ):
+        raise ValueError(
+            f"a sharding has at most {_MOST_DIMENSIONS} entries of at most {_MOST_AXES} axes"
+        )
+    spec = spec_of_data(given, "sharding")
+    return [[] if e is None else [e] if isinstance(e, str) else list(e) for e in spec]
+
+
 SpecEntries = Annotated[
-    list[Annotated[list[AxisName], Field(max_length=_MOST_AXES)]],
+    list[list[AxisName]],
+    BeforeValidator(_entries, json_schema_input_type=str | list[Entry]),
     Field(
-        max_length=64,
-        description="for each dimension, the mesh axes that shard it, major to minor",
+        description="for each dimension, the mesh axes that shard it, major to minor: "
+        '[["data"], []], or in short "data,None"'
     ),
 ]
 Specs = Annotated[dict[PathText, SpecEntries], Field(max_length=_MOST_PATHS)]
@@ -157,6 +180,14 @@ class PlanRequest(_Planned):
         12.0, gt=0, le=_LONGEST_SEARCH_S, description="seconds to search further meshes"
     )
     seed: int = Field(0, ge=0, lt=1 << 31, description="of the solver's random choices")
+    chip: dict[str, Any] | None = Field(
+        None,
+        description="a chip profile of your own, in the form of /v1/hardware/{chip}, to use "
+        "instead of the bundled one",
+    )
+    model_flops: float | None = Field(
+        None, gt=0, description="FLOPs of one step that count for MFU"
+    )
 
 
 class ComparisonRequest(_Planned):
@@ -215,6 +246,14 @@ class EvaluationRequest(_Planned):
         None,
         description="the same for results; where null, donated arguments' results keep their "
         "sharding and the partitioner chooses the rest",
+    )
+    chip: dict[str, Any] | None = Field(
+        None,
+        description="a chip profile of your own, in the form of /v1/hardware/{chip}, to use "
+        "instead of the bundled one",
+    )
+    model_flops: float | None = Field(
+        None, gt=0, description="FLOPs of one step that count for MFU"
     )
 
 
