@@ -109,7 +109,7 @@ class Settings(BaseSettings):
     @property
     def resolved_files_url(self) -> str:
         """The URL of programs and plans with the default filled in."""
-        return self.files_url or (self.data_dir / "files").as_uri()
+        return self.files_url or f"file://{self.data_dir / 'files'}"
 
 
 def load_settings(**overrides: Any) -> Settings:
