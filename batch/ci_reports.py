@@ -130,7 +130,8 @@ def as_junit(results: Sequence[Result]) -> str:
         if result.notes:
             ElementTree.SubElement(case, "system-out").text = _legal("\n".join(result.notes))
     ElementTree.indent(suites)
-    return ElementTree.tostring(suites, encoding="utf-8", xml_declaration=True).decode() + "\n"
+    written: bytes = ElementTree.tostring(suites, encoding="utf-8", xml_declaration=True)
+    return written.decode() + "\n"
 
 
 def _legal(text: str) -> str:

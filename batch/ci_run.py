@@ -105,9 +105,8 @@ def run_jobs(
             finish(position, _without_plan(unit, made, locked.get(unit.key), 0.0))
             continue
         known = locked.get(unit.key)
-        unchanged = known is not None and (known.inputs, known.state.keys()) == (
-            made.inputs,
-            made.state,
+        unchanged = known is not None and (
+            known.inputs == made.inputs and known.state.keys() == set(made.state)
         )
         if known is not None and unchanged and not fresh:
             finish(position, _judge(unit, known, known, prices, "lock", 0.0))

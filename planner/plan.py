@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -40,7 +40,16 @@ from shardwright.planner.plan_schema import (
     Spec,
     TensorModel,
 )
-from shardwright.planner.program import function_name, in_mesh, lower_for_planning, traced_output
+from shardwright.planner.program import (
+    Program,
+    function_name,
+    in_mesh,
+    lower_for_planning,
+    traced_output,
+)
+
+if TYPE_CHECKING:
+    from shardwright.planner.explain import Explanation
 
 _PLAN_AGAIN = "Plan again with these arguments, or call with those that were planned"
 
@@ -51,8 +60,15 @@ class Plan:
     `data` is the whole plan as a pydantic model; the rest are views of it and ways to run it.
     """
 
-    def __init__(self, data: PlanModel, in_tree: Any = None, out_tree: Any = None) -> None:
+    def __init__(
+        self,
+        data: PlanModel,
+        in_tree: Any = None,
+        out_tree: Any = None,
+        program: Program | None = None,
+    ) -> None:
         self.data = data
+        self._program = program
         self._in_tree = in_tree or _tree(data.program.in_tree)
         self._out_tree = out_tree or _tree(data.program.out_tree)
 
@@ -105,6 +121,45 @@ class Plan:
     def out_specs(self) -> Any:
         """A PartitionSpec for every result, in the pytree of the results."""
         return _as_tree(self.data.program.outputs, self._out_tree)
+
+    def explain(
+        self,
+        name: str,
+        fn: Callable[..., Any] | Program | None = None,
+        *args: Any,
+        resolve: int = 3,
+        time_limit_s: float = 4.0,
+    ) -> Explanation:
+        """Why a tensor is sharded as it is: its alternatives, and what each would cost.
+
+        Args:
+          name: the path of an argument ("[0]['params']['w1']"), its end in short ("params/w1"),
+            or an operation's source line ("train.py:33", "train.py:33#2").
+          fn, args: what was planned; not needed for a plan that was made in this process.
+          resolve: how many alternatives are planned again around, besides being priced with the
+            rest of the plan kept.
+          time_limit_s: seconds for each of these.
+
+        Raises:
+          InputError: nothing has such a name, or another program is given, or none.
+        """
+        from shardwright.planner.explain import explain
+
+        program = self._program
+        if isinstance(fn, Program):
+            program = fn
+        elif fn is not None:
+            donated = self.data.program.donate_argnums
+            program = in_mesh(
+                self.data.options.mesh, lambda: Program.trace(fn, *args, donate_argnums=donated)
+            )
+        if program is None:
+            raise InputError(
+                "a plan from a file does not hold its program",
+                where="explain",
+                do="Pass the function and arguments that were planned, or a Program",
+            )
+        return explain(self, name, program, resolve=resolve, time_limit_s=time_limit_s)
 
     # -- files ---------------------------------------------------------------------------------
 

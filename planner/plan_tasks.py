@@ -31,6 +31,8 @@ class PlanTask:
     seed: int = 0
     model_flops: float | None = None
     chip: ChipProfile | None = None
+    name: str | None = None
+    tokens_per_step: float | None = None
 
     def as_task(self) -> Task:
         """For another process.
@@ -62,6 +64,8 @@ def run(task: PlanTask, report: Callable[[Progress], None]) -> PlanModel:
         seed=task.seed,
         model_flops=task.model_flops,
         chip=task.chip,
+        name=task.name,
+        tokens_per_step=task.tokens_per_step,
         on_progress=report,
     ).data
 

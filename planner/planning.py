@@ -248,6 +248,7 @@ def make_plan(
         ),
         program.in_tree,
         program.out_tree,
+        program,
     )
 
 

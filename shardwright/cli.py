@@ -28,6 +28,8 @@ from shardwright.cli_console import (
     print_view,
     result_width,
 )
+from shardwright.cli_diff import diff
+from shardwright.cli_explain import explain
 from shardwright.cli_work import model_options as _model_options
 from shardwright.cli_work import planning as _planning
 from shardwright.errors import DoesNotFitError, InputError, ShardwrightError
@@ -314,6 +316,8 @@ def models(
 
 
 app.command()(compare)
+app.command()(diff)
+app.command()(explain)
 app.add_typer(ci, name="ci")
 
 
