@@ -10,4 +10,4 @@ os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
 os.environ.pop("COLUMNS", None)
 
 sys.path.append(str(Path(__file__).parent))
-pytest_plugins = ("service_fixtures",)
+pytest_plugins = ("service_fixtures", "api_fixtures")
