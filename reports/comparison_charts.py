@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import ceil, floor, log10
+from typing import Any
 
 from shardwright.planner.comparison_rows import ComparisonRow, cost_of, pareto_front
 from shardwright.reports.figures import Figure, axis, layout
+from shardwright.reports.numbers import quantity
 from shardwright.reports.palette import GENERATION_COLOURS, LIGHT
 
 _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "star", "pentagon")
@@ -46,7 +49,7 @@ def step_time_against_chips(rows: Sequence[ComparisonRow]) -> Figure | None:
         "data": traces,
         "layout": layout(
             xaxis=axis("chips", type="log", tickvals=chips, ticktext=[f"{n:,}" for n in chips]),
-            yaxis=axis("step time, s", type="log", dtick="D2"),
+            yaxis=axis("step time", type="log", **_log_ticks([row.step_time_s for row in planned])),
             hovermode="closest",
             showlegend=True,
         ),
@@ -102,6 +105,14 @@ def cost_against_time(rows: Sequence[ComparisonRow]) -> Figure | None:
             xaxis=axis("step time, s"), yaxis=axis(what), hovermode="closest", showlegend=True
         ),
     }
+
+
+def _log_ticks(seconds: Sequence[float | None]) -> dict[str, list[Any]]:
+    """Ticks at 1, 2 and 5 times the powers of ten around some times."""
+    known = [one for one in seconds if one]
+    low, high = floor(log10(min(known))), ceil(log10(max(known)))
+    ticks = [step * 10.0**power for power in range(low, high + 1) for step in (1, 2, 5)]
+    return {"tickvals": ticks, "ticktext": [quantity(tick, "s") for tick in ticks]}
 
 
 def _generations(rows: Sequence[ComparisonRow]) -> list[str]:

@@ -7,9 +7,14 @@ from typing import Any
 
 from markupsafe import Markup
 
-from shardwright.planner.comparison_rows import ComparisonModel, ComparisonRow, find_winners
+from shardwright.planner.comparison_rows import (
+    ComparisonModel,
+    ComparisonRow,
+    cost_of,
+    find_winners,
+)
 from shardwright.reports.comparison_charts import cost_against_time, step_time_against_chips
-from shardwright.reports.numbers import column, count
+from shardwright.reports.numbers import column, count, quantity
 from shardwright.reports.page import document
 from shardwright.reports.sections import environment
 
@@ -35,7 +40,6 @@ def comparison_sections(
       unit: what a step works on.
     """
     planned = [row for row in rows if row.fits]
-    best = find_winners(rows)
     charts: list[dict[str, Any]] = []
     for number, (title, figure) in enumerate(
         (
@@ -53,16 +57,30 @@ def comparison_sections(
             lacking=[row for row in rows if not row.fits],
             links=links,
             unit=unit,
-            wins=_wins(best.time, best.cost, best.chips),
+            wins=_wins(rows, unit),
             charts=charts,
             priced=any(row.cost_per_step is not None for row in planned),
         )
     )
 
 
-def _wins(time: str | None, cost: str | None, chips: str | None) -> list[tuple[str, str]]:
-    named = (("fastest step", time), ("cheapest", cost), ("fewest chips that fit", chips))
-    return [(name, topology) for name, topology in named if topology is not None]
+def _wins(rows: Sequence[ComparisonRow], unit: str) -> list[dict[str, str]]:
+    """Who is best by time, by cost and by chips, with the figure that it wins by."""
+    best = find_winners(rows)
+    by_name = {row.topology: row for row in rows}
+    found = []
+    if best.time is not None:
+        seconds = quantity(by_name[best.time].step_time_s or 0.0, "s")
+        found.append({"name": "Fastest step", "topology": best.time, "detail": seconds})
+    if best.cost is not None:
+        row = by_name[best.cost]
+        of = "a step" if row.cost_per_million_tokens is None else f"a million {unit}"
+        detail = f"{cost_of(row):.4g} {of}"
+        found.append({"name": "Cheapest", "topology": best.cost, "detail": detail})
+    if best.chips is not None:
+        chips = f"{by_name[best.chips].chips:,} chips"
+        found.append({"name": "Fewest chips that fit", "topology": best.chips, "detail": chips})
+    return found
 
 
 def _table(rows: Sequence[ComparisonRow]) -> dict[str, Any]:

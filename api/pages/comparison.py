@@ -70,10 +70,10 @@ def _row(store: Store, job: Job) -> ComparisonRow | None:
 def _finished_row(store: Store, job_id: str) -> ComparisonRow | None:
     """The row of a plan, which never changes; None where its file cannot be read."""
     job = store.jobs.get(None, job_id)
-    content = None if job is None else store.read_result(job, "plan.json")
     try:
+        content = None if job is None else store.read_result(job, "plan.json")
         plan = PlanModel.model_validate_json(content or b"")
-    except ValidationError:
+    except (ValidationError, OSError):
         return None
     tokens = plan.program.tokens_per_step
     return row_of_plan(plan, tokens_per_step=None if tokens is None else int(tokens))

@@ -30,6 +30,24 @@ DEFAULTS: dict[str, str] = {
 """What the fields hold at first."""
 
 
+def fields_of(request: Mapping[str, Any]) -> dict[str, str]:
+    """The fields that would ask for the same again, where the form can; those left alone, not."""
+    model = request.get("model") or {}
+    options = dict(model.get("options") or {})
+    mesh = request.get("mesh") or {}
+    fields = {
+        "model": str(model.get("name", "")),
+        "slices": str(request.get("topology", "")),
+        "mesh": ",".join(f"{axis}={size}" for axis, size in mesh.items()),
+    }
+    fields |= {name: str(options.pop(name)) for name in (*_COUNTS, "remat") if name in options}
+    fields["options"] = "\n".join(f"{name}={json.dumps(value)}" for name, value in options.items())
+    for name in ("memory_fraction", "time_limit_s", "seed"):
+        if name in request:
+            fields[name] = f"{request[name]:g}"
+    return {name: value for name, value in fields.items() if value != DEFAULTS[name]}
+
+
 def read_request(fields: Mapping[str, str]) -> PlanRequest | ComparisonRequest:
     """What a form asks for: one slice is a plan, several are a comparison.
 

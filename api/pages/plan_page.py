@@ -7,7 +7,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from shardwright.api.pages import views
-from shardwright.api.resources import plan_links
+from shardwright.api.pages.forms import fields_of
+from shardwright.api.resources import plan_resource
+from shardwright.api.schemas import Progress
 from shardwright.api.store import Job, Store
 from shardwright.planner.plan_schema import PlanModel
 from shardwright.reports.sections import plan_headline, plan_sections
@@ -15,12 +17,15 @@ from shardwright.reports.sections import plan_headline, plan_sections
 
 def plan_view(store: Store, job: Job) -> dict[str, Any]:
     """The context of a plan's page."""
+    resource = plan_resource(job)
     shown: dict[str, Any] = {
         "job": job,
         "row": views.plan_row(job),
-        "links": plan_links(job.id),
+        "links": resource.links,
+        "error": resource.error,
         "request_facts": _request_facts(job),
-        "progress": job.progress,
+        "form_fields": fields_of(job.request),
+        "progress": resource.progress or Progress(),
         "told": views.progress_text(job.progress),
         "headline": None,
         "sections": None,
@@ -29,10 +34,9 @@ def plan_view(store: Store, job: Job) -> dict[str, Any]:
     }
     if job.status != "succeeded":
         return shown
-    content = store.read_result(job, "plan.json")
     try:
-        plan = PlanModel.model_validate_json(content or b"")
-    except ValidationError:
+        plan = PlanModel.model_validate_json(store.read_result(job, "plan.json") or b"")
+    except (ValidationError, OSError):
         return shown | {"unreadable": True}
     sections = plan_sections(plan)
     return shown | {

@@ -214,7 +214,7 @@ function drawChart(place) {
   const style = getComputedStyle(document.documentElement);
   const colourOf = (name) => style.getPropertyValue(`--${name}`).trim();
   const { data, layout } = inScheme(readData(place.dataset.figure), colourOf);
-  if (place.clientWidth < 480) {
+  if (matchMedia("(max-width: 40rem)").matches) {
     layout.margin = { ...layout.margin, l: 48, r: 8 };
     layout.showlegend = false;
     layout.xaxis.title.text = layout.xaxis.title.text.split(",")[0];
@@ -242,6 +242,7 @@ function start() {
   charts.forEach(drawChart);
   const redraw = () => charts.forEach(drawChart);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
+  matchMedia("(max-width: 40rem)").addEventListener("change", redraw);
   matchMedia("print").addEventListener("change", redraw);
 }
 

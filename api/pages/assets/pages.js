@@ -23,6 +23,9 @@ function followPlan(section) {
   setInterval(tick, 1000);
   source.addEventListener("progress", (event) => {
     const told = JSON.parse(event.data);
+    const status = document.querySelector("h1 + .lead [data-status]");
+    status.className = "status status-running";
+    status.textContent = "◐ running";
     const stage = STAGES[told.stage] ?? told.stage ?? "working";
     byId("progress-stage").textContent = stage;
     const bar = byId("progress-bar");
