@@ -118,8 +118,8 @@ class LocalEngine:
                 self._wakes.recv(4096)
         reports: list[Report] = []
         for connection in found:
-            if connection in by_connection:  # type: ignore[comparison-overlap]
-                reports += self._read(by_connection[connection])  # type: ignore[index]
+            if connection in by_connection:
+                reports += self._read(by_connection[connection])
         return woken, reports
 
     def _read(self, worker: WorkerProcess) -> list[Report]:
@@ -141,7 +141,7 @@ class LocalEngine:
         if worker.has_grown():
             _log.info("worker %d has grown and is replaced", worker.pid)
             self._drop(worker)
-        return [_outcome(task, message)]
+        return [outcome(task, message)]
 
     def _watch(self) -> list[Report]:
         """Ends what uses more than it may."""
@@ -213,7 +213,7 @@ def _progress(told: Any) -> dict[str, Any]:
     }
 
 
-def _outcome(task: Task, message: dict[str, Any]) -> Report:
+def outcome(task: Task, message: dict[str, Any]) -> Report:
     """The end of a task as its worker tells it, checked."""
     try:
         if "done" in message:

@@ -196,7 +196,8 @@ def _evaluate(
         "in_specs": (program.inputs, program.in_tree),
         "out_specs": (program.outputs, program.out_tree),
     }
-    specs, unmatched = {}, {}
+    specs: dict[str, Any] = {}
+    unmatched: dict[str, list[str]] = {}
     for side, (tensors, tree) in sides.items():
         given = request.get(side)
         if given is None:

@@ -37,13 +37,14 @@ def main() -> None:
     # What libraries print goes to the log.
     os.dup2(2, 1)
     faulthandler.enable(all_threads=False)
-    from shardwright.api.jobs import tasks
+    from shardwright.api.jobs.tasks import run, warm_up
 
-    tasks.warm_up()
+    warm_up()
+    os.nice(_NICENESS)
     with contextlib.suppress(EOFError, OSError):
         channel.send(connection, {"ready": True})
         while True:
-            channel.send(connection, _run(channel.receive(connection), tasks.run, connection))
+            channel.send(connection, _run(channel.receive(connection), run, connection))
 
 
 def _run(
@@ -109,10 +110,9 @@ def _watch(parent: int) -> None:
 
 
 def _be_modest() -> None:
-    """Gives way to the server in all that is scarce."""
-    os.nice(_NICENESS)
+    """Leaves the server alive where memory runs out, and the disk empty."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    # Where memory runs out all the same, the system should end a worker and not the server.
+    # The system should end a worker and not the server.
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
 
