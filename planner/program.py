@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import jax
 from jax import export as jax_export
+from jax._src.config import traceback_in_locations_limit
 from jax.sharding import AbstractMesh, AxisType, use_abstract_mesh
 from jaxlib.mlir.dialects import stablehlo
 

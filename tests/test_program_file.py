@@ -48,6 +48,12 @@ def test_program_read_from_its_bytes_is_the_same_but_for_pytrees(name: str) -> N
     assert again.in_tree is None and again.out_tree is None
 
 
+def test_bytes_are_the_same_wherever_the_function_is_traced_from() -> None:
+    _, here = traced("mlp")
+    _, there = traced("mlp")
+    assert here.to_stablehlo() == there.to_stablehlo()
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_plan_of_the_bytes_is_the_plan_of_the_function(name: str) -> None:
     _, program = traced(name)
