@@ -25,7 +25,7 @@ def plan_view(store: Store, job: Job) -> dict[str, Any]:
         "error": resource.error,
         "request_facts": _request_facts(job),
         "form_fields": fields_of(job.request),
-        "progress": resource.progress or Progress(),
+        "progress": resource.progress or Progress.model_validate({}),
         "told": views.progress_text(job.progress),
         "headline": None,
         "sections": None,
