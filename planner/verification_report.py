@@ -243,10 +243,10 @@ def explain(rows: Sequence[CollectiveComparison], memory: MemoryComparison) -> I
             over = " x ".join(row.axes) or "no axis"
             yield f"{row.kind} over {over}: {row.cause}"
     gaps = memory.compiled_used - (memory.compiled_peak or memory.compiled_used)
-    if memory.compiled_peak and gaps > AGREES * memory.compiled_used:
+    if memory.compiled_buffers and gaps > AGREES * memory.compiled_used:
         yield (
-            f"memory: gaps between buffers take {gaps / 1e9:.2f} GB beyond the "
-            f"{memory.compiled_peak / 1e9:.2f} GB that are alive together"
+            f"memory: gaps between buffers take {gaps / 1e9:.2f} GB of "
+            f"{memory.compiled_used / 1e9:.2f} GB"
         )
 
 

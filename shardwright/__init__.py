@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from shardwright.planner.planning import plan
     from shardwright.planner.program import Program
     from shardwright.planner.rules import register_rule
+    from shardwright.planner.verification import verify
 
 _HOMES = {
     "AsyncClient": "shardwright.client",
@@ -38,6 +39,7 @@ _HOMES = {
     "kernel": "shardwright.planner.kernels",
     "plan": "shardwright.planner.planning",
     "register_rule": "shardwright.planner.rules",
+    "verify": "shardwright.planner.verification",
 }
 
 __all__ = [
@@ -56,6 +58,7 @@ __all__ = [
     "kernel",
     "plan",
     "register_rule",
+    "verify",
 ]
 
 
