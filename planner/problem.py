@@ -4,11 +4,13 @@ Every node of the program gets its strategies with their compute seconds; every 
 between nodes gets an edge whose table prices the reshard from the produced to the demanded
 sharding. Where several nodes demand one value, a copy node stands between: the value is
 resharded to the copy once, and each reader reshards from there if it still has to.
+
+What is alike in the program (see `skeleton`) is priced once and shares its arrays.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,16 +20,22 @@ from shardwright.cost_models.memory import Buffer, PeakMemory, peak_memory
 from shardwright.hardware_profiles.mesh import AxisRef, LogicalMesh
 from shardwright.planner.collectives import DimAxes, compiled_step
 from shardwright.planner.fusion import FusionPlan
-from shardwright.planner.graph import OpGraph
 from shardwright.planner.halo import halo_seconds
 from shardwright.planner.liveness import Lifetime
 from shardwright.planner.manual import manual_collectives
-from shardwright.planner.mlir import PREFETCHABLE
-from shardwright.planner.nodes import OPERATION, Node, NodeGraph, Port, Use, is_trivial
+from shardwright.planner.nodes import NodeGraph
 from shardwright.planner.op_costs import kernel_seconds, local_bytes
-from shardwright.planner.partial_sums import sums_of_products
 from shardwright.planner.reshard import ReshardCosts
 from shardwright.planner.rules import DimFactors
+from shardwright.planner.skeleton import (
+    Copy,
+    Held,
+    Kind,
+    Reshard,
+    Skeleton,
+    build_skeleton,
+    node_kinds,
+)
 from shardwright.planner.solver import Edge, MemoryTerm, Problem
 from shardwright.planner.strategies import (
     IntArray,
@@ -40,16 +48,7 @@ from shardwright.planner.unsound import sound
 
 FloatArray = NDArray[np.float64]
 Fixed = Mapping[int, tuple[int | None, ...]]
-"""Node id -> for each mesh axis the factor it must have (-1: none), or None where free."""
-
-
-@dataclass(frozen=True)
-class Copy:
-    """A value resharded once for several readers; its node comes after the program's nodes."""
-
-    node: int
-    value: int
-    uses: tuple[Use, ...]
+"""Node id -> for each mesh axis the factor it must have (-1: none), or None where it is free."""
 
 
 @dataclass(frozen=True)
@@ -59,12 +58,14 @@ class Transfer:
     Attributes:
       gathers: seconds of all-gathers that can run ahead of their use and hide behind compute.
       exposed: seconds of everything else.
+      loop: the loop behind whose compute they hide, or -1 for the program outside loops.
     """
 
     a: int
     b: int
     gathers: FloatArray | None
     exposed: FloatArray
+    loop: int = -1
 
 
 @dataclass(frozen=True)
@@ -79,28 +80,31 @@ class ShardingProblem:
     exposed: tuple[FloatArray, ...] = field(repr=False)
     transfers: tuple[Transfer, ...] = field(repr=False)
     memory: tuple[MemoryTerm, ...] = field(repr=False)
+    loop_of: tuple[int, ...] = field(repr=False)
 
-    def weighed(self, hiding: float, memory_limit: float) -> Problem:
+    def weighed(self, hiding: float | Mapping[int, float], memory_limit: float) -> Problem:
         """The integer program for one weight of what hides against what it hides behind.
 
-        A step takes max(compute, gathers) + exposed seconds. For any weight in [0, 1],
-        (1 - weight) * compute + weight * gathers + exposed is a lower bound of that, and for the
-        right weight its optimum is the best step (Lagrangian duality).
+        In a loop, or outside of all loops, a step takes max(compute, gathers) + exposed seconds.
+        For any weights in [0, 1], (1 - weight) * compute + weight * gathers + exposed is a lower
+        bound of that, and for the right weights its optimum is the best step (Lagrangian duality).
 
         Args:
-          hiding: the weight.
+          hiding: the weight, or one for each loop (-1: outside of loops).
           memory_limit: bytes of one device that the program may use.
         """
+
+        def weight(loop: int) -> float:
+            return hiding[loop] if isinstance(hiding, Mapping) else hiding
+
+        share = _Shared()
         costs = [
-            (1.0 - hiding) * compute + exposed + _SIMPLER * (rows + 1).sum(axis=1)
-            for compute, exposed, rows in zip(
-                self.compute, self.exposed, self.strategies, strict=True
+            share.node(compute, exposed, rows, weight(loop))
+            for compute, exposed, rows, loop in zip(
+                self.compute, self.exposed, self.strategies, self.loop_of, strict=True
             )
         ]
-        edges = [
-            Edge(t.a, t.b, t.exposed if t.gathers is None else t.exposed + hiding * t.gathers)
-            for t in self.transfers
-        ]
+        edges = [Edge(t.a, t.b, share.edge(t, weight(t.loop))) for t in self.transfers]
         names = [node.label for node in self.node_graph.nodes]
         names += [f"copy of value {copy.value}" for copy in self.copies]
         return Problem(
@@ -124,15 +128,62 @@ class ShardingProblem:
 
     def seconds(self, choices: Sequence[int]) -> tuple[float, float, float]:
         """Compute, gather and exposed seconds of a choice of strategies."""
-        pairs = list(zip(choices, self.compute, self.exposed, strict=True))
-        compute = sum(float(c[s]) for s, c, _ in pairs)
-        exposed = sum(float(e[s]) for s, _, e in pairs)
-        gathers = 0.0
+        compute, gathers, exposed = self.seconds_by_loop(choices)
+        return sum(compute.values()), sum(gathers.values()), exposed
+
+    def seconds_by_loop(
+        self, choices: Sequence[int]
+    ) -> tuple[dict[int, float], dict[int, float], float]:
+        """Compute and gather seconds by loop (-1: outside of loops), and all exposed seconds."""
+        compute: dict[int, float] = {}
+        gathers: dict[int, float] = {}
+        exposed = 0.0
+        for choice, c, e, loop in zip(
+            choices, self.compute, self.exposed, self.loop_of, strict=True
+        ):
+            compute[loop] = compute.get(loop, 0.0) + float(c[choice])
+            exposed += float(e[choice])
         for t in self.transfers:
             at = (choices[t.a], choices[t.b])
             exposed += float(t.exposed[at])
-            gathers += 0.0 if t.gathers is None else float(t.gathers[at])
+            if t.gathers is not None:
+                gathers[t.loop] = gathers.get(t.loop, 0.0) + float(t.gathers[at])
         return compute, gathers, exposed
+
+    def step_seconds(self, choices: Sequence[int]) -> float:
+        """Seconds of a step: gathers hide behind the compute of their loop as far as it lasts."""
+        compute, gathers, exposed = self.seconds_by_loop(choices)
+        loops = compute.keys() | gathers.keys()
+        return exposed + sum(max(compute.get(x, 0.0), gathers.get(x, 0.0)) for x in loops)
+
+    @property
+    def loops(self) -> tuple[int, ...]:
+        """The loops in which something runs; -1 is the program outside of loops."""
+        return tuple(sorted({*self.loop_of, *(t.loop for t in self.transfers)}))
+
+
+class _Shared:
+    """Weighed arrays, made once for all nodes and edges that share what they are made of."""
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[int | float, ...], FloatArray] = {}
+
+    def node(
+        self, compute: FloatArray, exposed: FloatArray, rows: IntArray, weight: float
+    ) -> FloatArray:
+        key = (id(compute), id(exposed), id(rows), weight)
+        if key not in self._made:
+            simplest = _SIMPLER * (rows + 1).sum(axis=1)
+            self._made[key] = (1.0 - weight) * compute + exposed + simplest
+        return self._made[key]
+
+    def edge(self, transfer: Transfer, weight: float) -> FloatArray:
+        if transfer.gathers is None:
+            return transfer.exposed
+        key = (id(transfer.gathers), id(transfer.exposed), weight)
+        if key not in self._made:
+            self._made[key] = transfer.exposed + weight * transfer.gathers
+        return self._made[key]
 
 
 def build_problem(
@@ -141,55 +192,23 @@ def build_problem(
     buffers: Sequence[Lifetime],
     mesh: LogicalMesh,
     fixed: Fixed | None = None,
-    reshard_costs: ReshardCosts | None = None,
+    skeleton: Skeleton | None = None,
 ) -> ShardingProblem:
     """Prices every strategy and every reshard of a program on a mesh.
 
     Args:
       fixed: strategies that are given (pinned arguments, constraints in the program).
-      reshard_costs: tables to share between problems on the same mesh.
+      skeleton: the program's, where it was built already.
     """
-    builder = _Builder(nodes, fusions, mesh, fixed or {}, reshard_costs or ReshardCosts(mesh))
-    return builder.build(buffers)
+    known = skeleton or build_skeleton(nodes, fusions, buffers)
+    return _Pricer(known, mesh, fixed or {}).price()
 
 
 def node_strategies(nodes: NodeGraph, axis_sizes: Sequence[int], fixed: Fixed) -> list[IntArray]:
     """The strategies of every node."""
-    split: dict[int, set[tuple[int, ...]]] = {}
-    ports = [*nodes.producers.values(), *(u.port for uses in nodes.uses.values() for u in uses)]
-    for port in ports:
-        split.setdefault(port.node, set()).update(dim for dim in port.dims if len(dim) > 1)
-    sizes = tuple(axis_sizes)
-    found = []
-    for node in nodes.nodes:
-        rows = assignments(
-            node.sizes,
-            node.shardable,
-            node.exact,
-            frozenset(split.get(node.id, ())),
-            sizes,
-            fixed.get(node.id, ()),
-        )
-        right = np.ones(len(rows), dtype=bool)
-        for op_id, factors in node.ops.items():
-            right &= sound(nodes.graph.ops[op_id], factors, rows, sizes)
-        found.append(rows if right.all() else rows[right])
-    return found
-
-
-def prefetchable_values(graph: OpGraph) -> frozenset[int]:
-    """Values that depend on arguments and loop invariants alone through views and casts.
-
-    Gathering them can start long before they are needed.
-    """
-    found = set(graph.arguments)
-    for loop in graph.loops:
-        # Loops come in program order, so an outer loop's values are known before an inner one's.
-        found.update(c.argument for c in loop.carries if c.invariant)
-    for op in graph.ops:
-        if op.name in PREFETCHABLE and op.operands and op.operands[0] in found:
-            found.update(op.results)
-    return frozenset(found)
+    kinds, kind_of = node_kinds(nodes)
+    strategies = _Strategies(nodes, tuple(axis_sizes), fixed)
+    return [strategies(node, kinds[kind]) for node, kind in enumerate(kind_of)]
 
 
 _SIMPLER = 1e-10
@@ -197,227 +216,255 @@ _SIMPLER = 1e-10
 leading dimensions, is taken."""
 
 
-class _Builder:
-    def __init__(
-        self,
-        nodes: NodeGraph,
-        fusions: FusionPlan,
-        mesh: LogicalMesh,
-        fixed: Fixed,
-        reshard_costs: ReshardCosts,
-    ) -> None:
-        self._nodes = nodes
+class _Strategies:
+    """The strategies of nodes; nodes of one kind share them."""
+
+    def __init__(self, nodes: NodeGraph, axis_sizes: tuple[int, ...], fixed: Fixed) -> None:
         self._graph = nodes.graph
-        self._fusions = fusions
+        self._axis_sizes = axis_sizes
+        self._fixed = fixed
+        self._known: dict[tuple[Kind, tuple[int | None, ...]], IntArray] = {}
+
+    def __call__(self, node: int, kind: Kind) -> IntArray:
+        given = self._fixed.get(node, ())
+        if (kind, given) not in self._known:
+            self._known[kind, given] = self._find(kind, given)
+        return self._known[kind, given]
+
+    def _find(self, kind: Kind, given: tuple[int | None, ...]) -> IntArray:
+        rows = assignments(
+            kind.sizes, kind.shardable, kind.exact, kind.split_dims, self._axis_sizes, given
+        )
+        right = np.ones(len(rows), dtype=bool)
+        for op, factors in kind.convolutions:
+            right &= sound(self._graph.ops[op], factors, rows, self._axis_sizes)
+        return rows if right.all() else rows[right]
+
+
+class _Pricer:
+    """Prices a skeleton on a mesh; what is alike is priced once."""
+
+    def __init__(self, skeleton: Skeleton, mesh: LogicalMesh, fixed: Fixed) -> None:
+        self._skeleton = skeleton
+        self._nodes = skeleton.nodes
+        self._graph = skeleton.nodes.graph
         self._mesh = mesh
         self._axis_sizes = tuple(mesh.shape.values())
-        self._chip = mesh.slice.chip
-        self._costs = reshard_costs
-        self._rows = node_strategies(nodes, self._axis_sizes, fixed)
-        self._copies: list[Copy] = []
-        self._transfers: list[Transfer] = []
-        self._exposed: list[FloatArray] = [np.zeros(len(rows)) for rows in self._rows]
-        self._prefetch = prefetchable_values(self._graph)
-        self._sums = sums_of_products(self._graph)
+        self._costs = ReshardCosts(mesh)
+        strategies = _Strategies(self._nodes, self._axis_sizes, fixed)
+        self._rows = [
+            strategies(node, skeleton.kinds[kind]) for node, kind in enumerate(skeleton.kind_of)
+        ]
         self._local: dict[tuple[object, ...], IntArray] = {}
+        self._codes: dict[tuple[int, DimFactors], IntArray] = {}
 
-    def build(self, buffers: Sequence[Lifetime]) -> ShardingProblem:
-        compute = self._compute()
-        for node in self._nodes.nodes:
-            if node.kind == OPERATION:
-                self._add_halos(node)
-        for op, array, step in manual_collectives(self._graph, self._mesh):
-            at = self._nodes.node_of_op[op.id]
-            _, seconds = compiled_step(step, array.nbytes, self._mesh)
-            self._exposed[at] = self._exposed[at] + op.trips * seconds
-        for value, producer in self._nodes.producers.items():
-            self._connect(value, producer)
-        compute += [np.zeros(len(rows)) for rows in self._rows[len(compute) :]]
-        self._exposed += [np.zeros(len(r)) for r in self._rows[len(self._exposed) :]]
+    def price(self) -> ShardingProblem:
+        compute, exposed = self._node_seconds()
+        transfers = self._transfers(exposed)
         return ShardingProblem(
             mesh=self._mesh,
             node_graph=self._nodes,
             strategies=tuple(self._rows),
-            copies=tuple(self._copies),
+            copies=self._skeleton.copies,
             compute=tuple(compute),
-            exposed=tuple(self._exposed),
-            transfers=tuple(self._transfers),
-            memory=tuple(self._memory(buffers)),
+            exposed=tuple(exposed),
+            transfers=tuple(transfers),
+            memory=tuple(self._memory()),
+            loop_of=self._skeleton.loop_of,
         )
 
     # -- compute -------------------------------------------------------------------------------
 
-    def _compute(self) -> list[FloatArray]:
-        seconds = [np.zeros(len(rows)) for rows in self._rows]
-        for fusion in self._fusions.fusions:
-            first = self._graph.ops[fusion.ops[0]]
-            node = self._nodes.node_of_op[first.id]
-            kernel = kernel_seconds(self._graph, fusion, self._local_dims, self._chip)
-            seconds[node] = seconds[node] + first.trips * kernel.total
-        return seconds
+    def _node_seconds(self) -> tuple[list[FloatArray], list[FloatArray]]:
+        """Seconds of kernels, and of what nodes communicate by themselves, by node."""
+        sums = _Sums(self._rows)
+        compute = [sums.zero(node) for node in range(len(self._rows))]
+        exposed = list(compute)
+        known: dict[tuple[int, int, float], FloatArray] = {}
+        for run in self._skeleton.kernel_runs:
+            key = (id(self._rows[run.node]), run.what, run.trips)
+            if key not in known:
+                known[key] = run.trips * self._kernel(run.node, run.what)
+            compute[run.node] = sums.add(compute[run.node], known[key])
+        known.clear()
+        for run in self._skeleton.exchange_runs:
+            key = (id(self._rows[run.node]), run.what, run.trips)
+            if key not in known:
+                known[key] = run.trips * self._exchange(run.node, run.what)
+            exposed[run.node] = sums.add(exposed[run.node], known[key])
+        for op, array, step in manual_collectives(self._graph, self._mesh):
+            at = self._nodes.node_of_op[op.id]
+            _, seconds = compiled_step(step, array.nbytes, self._mesh)
+            exposed[at] = exposed[at] + op.trips * seconds
+        return compute, exposed
 
-    def _local_dims(self, op_id: int, position: int) -> IntArray:
-        """Local shapes of an operand or result under the strategies of the operation's node."""
+    def _kernel(self, node: int, what: int) -> FloatArray:
+        kernel = self._skeleton.kernels[what]
+        local = _LocalDims(self, node)
+        seconds = kernel_seconds(self._graph, kernel, local, self._mesh.slice.chip).total
+        return np.broadcast_to(seconds, (len(self._rows[node]),))
+
+    def _exchange(self, node: int, what: int) -> FloatArray:
+        op = self._graph.ops[self._skeleton.exchanges[what]]
+        local = _LocalDims(self, node)
+        return halo_seconds(op, self._graph, self._rows[node], local, self._mesh)
+
+    def op_dims(self, op_id: int, position: int) -> tuple[int, DimFactors]:
+        """A value that an operation reads or makes, as factors of the operation's node."""
         op = self._graph.ops[op_id]
-        node = self._nodes.nodes[self._nodes.node_of_op[op_id]]
         value = op.operands[position] if position >= 0 else op.results[-1 - position]
-        dims = self._op_dims(node, op_id, position)
-        return self._shapes(node.id, value, dims)
-
-    def _op_dims(self, node: Node, op_id: int, position: int) -> DimFactors:
-        op = self._graph.ops[op_id]
         if op.rule is None:
-            value = op.operands[position] if position >= 0 else op.results[-1 - position]
-            return ((),) * len(self._graph.values[value].shape)
-        mapping = node.ops[op_id]
+            return value, ((),) * len(self._graph.values[value].shape)
+        mapping = self._nodes.nodes[self._nodes.node_of_op[op_id]].ops[op_id]
         rule = op.rule.operands[position] if position >= 0 else op.rule.results[-1 - position]
-        return tuple(tuple(mapping[f] for f in dim if mapping[f] >= 0) for dim in rule)
+        return value, tuple(tuple(mapping[f] for f in dim if mapping[f] >= 0) for dim in rule)
 
-    def _shapes(self, node: int, value: int, dims: DimFactors) -> IntArray:
-        shape = self._graph.values[value].shape
+    def shape_of(self, value: int) -> tuple[int, ...]:
+        """Shape of a whole value."""
+        return self._graph.values[value].shape
+
+    def shapes(self, node: int, shape: tuple[int, ...], dims: DimFactors) -> IntArray:
+        """Local shapes of a value under the strategies of a node."""
         key = (id(self._rows[node]), shape, dims)
         if key not in self._local:
             self._local[key] = local_dims(self._rows[node], shape, dims, self._axis_sizes)
         return self._local[key]
 
-    def _add_halos(self, node: Node) -> None:
-        for op_id in node.ops:
-            op = self._graph.ops[op_id]
-            if op.rule is None or not op.rule.permutation:
-                continue
-            seconds = halo_seconds(
-                op, self._graph, self._rows[node.id], self._local_dims, self._mesh
-            )
-            self._exposed[node.id] = self._exposed[node.id] + op.trips * seconds
-
     # -- communication -------------------------------------------------------------------------
 
-    def _connect(self, value: int, producer: Port) -> None:
-        uses = self._distinct_uses(value)
-        if is_trivial(self._graph.values[value]) or not uses:
-            self._finish_partial(value, producer)
-            return
-        others = {use.port.node for use in uses} - {producer.node}
-        # Partial sums are added up once, whoever reads them.
-        if len(others) < 2 and not (producer.partial and len(uses) > 1):
-            self._transfers_to(value, producer, uses)
-            return
-        copy = self._add_copy(value, tuple(uses))
-        port = Port(copy, value, tuple((d,) for d in range(len(self._graph.values[value].shape))))
-        # A branch may read it less often, but it is made where the value is.
-        self._transfer(value, producer, port, np.full(1, self._graph.value_trips(value)))
-        self._transfers_to(value, port, uses)
+    def _transfers(self, exposed: list[FloatArray]) -> list[Transfer]:
+        """What runs between nodes; what runs within one is added to its exposed seconds."""
+        self._costs.ask(self._changes())
+        found = []
+        sums = _Sums(self._rows)
+        tables: dict[tuple[int, int, int, bool], _Priced] = {}
+        for link in self._skeleton.links:
+            within = link.a == link.b
+            key = (link.what, id(self._rows[link.a]), id(self._rows[link.b]), within)
+            if key not in tables:
+                tables[key] = self._price(self._skeleton.reshards[link.what], link.a, link.b)
+            priced = tables[key]
+            if within:
+                exposed[link.a] = sums.add(exposed[link.a], priced.exposed)
+            elif priced.costs:
+                loop = -1 if priced.gathers is None else self._skeleton.reshards[link.what].loop
+                found.append(Transfer(link.a, link.b, priced.gathers, priced.exposed, loop))
+        return found
 
-    def _transfers_to(self, value: int, source: Port, uses: Sequence[Use]) -> None:
-        demanded: dict[int, list[IntArray]] = {}
-        for use in uses:
-            earlier = demanded.setdefault(use.port.node, [])
-            wanted = codes(self._rows[use.port.node], use.port.dims)
-            # A node that reads a value in two ways may need one sharding for both.
-            again = np.zeros(len(wanted), dtype=bool)
-            for other in earlier:
-                again |= other == wanted
-            self._transfer(value, source, use.port, use.trips * ~again)
-            earlier.append(wanted)
+    def _changes(self) -> Iterator[tuple[tuple[int, ...], IntArray, IntArray]]:
+        """Every change of sharding that is priced: a shape, and codes before and after."""
+        seen = set()
+        for link in self._skeleton.links:
+            reshard = self._skeleton.reshards[link.what]
+            rows = id(self._rows[link.a]), id(self._rows[link.b])
+            key = (reshard.shape, reshard.before, reshard.after, rows)
+            if key not in seen:
+                seen.add(key)
+                before = self._code(link.a, reshard.before)
+                yield reshard.shape, before, self._code(link.b, reshard.after)
 
-    def _distinct_uses(self, value: int) -> list[Use]:
-        found: dict[tuple[int, DimFactors], Use] = {}
-        for use in self._nodes.uses.get(value, ()):
-            found.setdefault((use.port.node, use.port.dims), use)
-        return list(found.values())
-
-    def _add_copy(self, value: int, uses: tuple[Use, ...]) -> int:
-        shape = self._graph.values[value].shape
-        large = frozenset(d for d, size in enumerate(shape) if size > 1)
-        node = len(self._rows)
-        self._rows.append(assignments(shape, large, False, frozenset(), self._axis_sizes))
-        self._copies.append(Copy(node, value, uses))
-        return node
-
-    def _transfer(self, value: int, source: Port, target: Port, trips: FloatArray) -> None:
-        """Adds the seconds of a reshard that runs `trips` times, by strategy of the target."""
-        gathers, exposed = self._table(value, source, target)
-        if source.node == target.node:
+    def _price(self, reshard: Reshard, a: int, b: int) -> _Priced:
+        gathers, exposed = self._table(reshard, a, b)
+        trips = self._trips(reshard, b)
+        if a == b:
             # Within one node both sides are the same strategy.
-            extra = np.diagonal(gathers + exposed)
-            self._exposed[source.node] = self._exposed[source.node] + trips * extra
-            return
-        hides = value in self._prefetch and bool(gathers.any())
+            return _Priced(None, trips * np.diagonal(gathers + exposed), True)
+        hides = reshard.hides and bool(gathers.any())
         if not hides:
             exposed = exposed + gathers
-        if hides or exposed.any():
-            ahead = trips * gathers if hides else None
-            self._transfers.append(Transfer(source.node, target.node, ahead, trips * exposed))
+        ahead = trips * gathers if hides else None
+        return _Priced(ahead, trips * exposed, hides or bool(exposed.any()))
 
-    def _table(self, value: int, source: Port, target: Port) -> tuple[FloatArray, FloatArray]:
-        tensor = self._graph.values[value]
-        shape, nbytes = tensor.shape, tensor.nbytes
-        from_rows, to_rows = self._rows[source.node], self._rows[target.node]
-        before, after = codes(from_rows, source.dims), codes(to_rows, target.dims)
-        gather, rest = self._costs.tables(shape, nbytes)
-        pick = np.ix_(before, after)
-        gathers, others = gather[pick], rest[pick]
-        if source.partial:
-            masks = partial_masks(from_rows, source.partial)
-            _, added_up = self._sums.get(value, (value, 1))
+    def _trips(self, reshard: Reshard, b: int) -> FloatArray:
+        """How often a reshard runs, by strategy of its target."""
+        wanted = self._code(b, reshard.after)
+        # A node that reads a value in two ways may need one sharding for both.
+        again = np.zeros(len(wanted), dtype=bool)
+        for other in reshard.earlier:
+            again |= self._code(b, other) == wanted
+        trips: FloatArray = reshard.trips * ~again
+        return trips
+
+    def _code(self, node: int, dims: DimFactors) -> IntArray:
+        key = (id(self._rows[node]), dims)
+        if key not in self._codes:
+            self._codes[key] = codes(self._rows[node], dims)
+        return self._codes[key]
+
+    def _table(self, reshard: Reshard, a: int, b: int) -> tuple[FloatArray, FloatArray]:
+        shape, nbytes = reshard.shape, reshard.nbytes
+        before, after = self._code(a, reshard.before), self._code(b, reshard.after)
+        gathers, others = self._costs.seconds(shape, nbytes, before, after)
+        if reshard.partial:
+            masks = partial_masks(self._rows[a], reshard.partial)
             for mask in np.unique(masks[masks > 0]):
                 at = masks == mask
-                extra = self._costs.partial_table(shape, nbytes, int(mask))
-                others[at] += extra[np.ix_(before[at], after)] / added_up
+                extra = self._costs.partial_seconds(shape, nbytes, int(mask), before[at], after)
+                others[at] += extra / reshard.added_up
         return gathers, others
-
-    def _finish_partial(self, value: int, producer: Port) -> None:
-        """What nobody reads sharded, but is left as partial sums, is added up where it is made."""
-        if not producer.partial:
-            return
-        rows = self._rows[producer.node]
-        tensor = self._graph.values[value]
-        masks = partial_masks(rows, producer.partial)
-        made = codes(rows, producer.dims)
-        trips = self._graph.value_trips(value)
-        for mask in np.unique(masks[masks > 0]):
-            table = self._costs.partial_table(tensor.shape, tensor.nbytes, int(mask))
-            extra = np.where(masks == mask, trips * table[made, made], 0.0)
-            self._exposed[producer.node] = self._exposed[producer.node] + extra
 
     # -- memory --------------------------------------------------------------------------------
 
-    def _memory(self, buffers: Sequence[Lifetime]) -> list[MemoryTerm]:
+    def _memory(self) -> list[MemoryTerm]:
+        known: dict[tuple[int, int], IntArray] = {}
         terms = []
-        for buffer in buffers:
-            port = self._nodes.producers.get(buffer.value)
-            if port is not None:
-                usage = self._usage(port.node, buffer.value, port.dims)
-                terms.append(MemoryTerm(port.node, buffer.start, buffer.end, usage))
-        shared = set()
-        for copy in self._copies:
-            shared.add(copy.value)
-            rank = len(self._graph.values[copy.value].shape)
-            dims = tuple((d,) for d in range(rank))
-            usage = self._usage(copy.node, copy.value, dims)
-            times = [use.time for use in copy.uses]
-            # Bytes beyond what the value takes anyway: only a gathered copy has its own buffer.
-            extra = usage - usage.min()
-            terms.append(MemoryTerm(copy.node, min(times), max(times) + 1, extra))
-        for loop in self._graph.loops:
-            for carry in loop.carries:
-                port = self._nodes.producers.get(carry.argument)
-                if carry.invariant and port is not None:
-                    # It shares the buffer of its initial value unless it is gathered before.
-                    usage = self._usage(port.node, carry.argument, port.dims)
-                    extra = usage - usage.min()
-                    terms.append(MemoryTerm(port.node, loop.first_op - 1, loop.last_op, extra))
-        for value, uses in self._nodes.uses.items():
-            for use in uses:
-                node = self._nodes.nodes[use.port.node]
-                if value not in shared and node.kind == OPERATION:
-                    usage = self._usage(node.id, value, use.port.dims)
-                    extra = usage - usage.min()
-                    terms.append(MemoryTerm(node.id, use.time, use.time + 1, extra))
-        return [term for term in terms if np.any(term.usage)]
+        for hold in self._skeleton.holds:
+            key = (id(self._rows[hold.node]), hold.what)
+            if key not in known:
+                known[key] = self._usage(self._skeleton.held[hold.what], hold.node)
+            if known[key].any():
+                terms.append(MemoryTerm(hold.node, hold.start, hold.end, known[key]))
+        return terms
 
-    def _usage(self, node: int, value: int, dims: DimFactors) -> FloatArray:
-        return local_bytes(self._shapes(node, value, dims), self._graph.values[value].dtype)
+    def _usage(self, held: Held, node: int) -> IntArray:
+        local = local_bytes(self.shapes(node, held.shape, held.dims), held.dtype)
+        usage: IntArray = np.ceil(local).astype(np.int64)
+        return usage - usage.min() if held.above_least else usage
+
+
+@dataclass(frozen=True)
+class _Priced:
+    """A reshard's seconds, by strategy of its node or nodes; whether it ever costs anything."""
+
+    gathers: FloatArray | None
+    exposed: FloatArray
+    costs: bool
+
+
+class _LocalDims:
+    """Local shapes of operands and results of operations like those of a node."""
+
+    def __init__(self, pricer: _Pricer, node: int) -> None:
+        self._pricer = pricer
+        self._node = node
+
+    def __call__(self, op_id: int, position: int) -> IntArray:
+        value, dims = self._pricer.op_dims(op_id, position)
+        shape = self._pricer.shape_of(value)
+        return self._pricer.shapes(self._node, shape, dims)
+
+
+class _Sums:
+    """Sums of shared arrays, shared again where the same ones are added."""
+
+    def __init__(self, rows: Sequence[IntArray]) -> None:
+        self._rows = rows
+        self._zeros: dict[int, FloatArray] = {}
+        self._sums: dict[tuple[int, int], tuple[FloatArray, FloatArray, FloatArray]] = {}
+
+    def zero(self, node: int) -> FloatArray:
+        """Zeros for every strategy of a node."""
+        rows = self._rows[node]
+        if id(rows) not in self._zeros:
+            self._zeros[id(rows)] = np.zeros(len(rows))
+        return self._zeros[id(rows)]
+
+    def add(self, a: FloatArray, b: FloatArray) -> FloatArray:
+        """a + b; the operands are kept, so that what an id stands for stays."""
+        key = (id(a), id(b))
+        if key not in self._sums:
+            self._sums[key] = (a, b, a + b)
+        return self._sums[key][2]
 
 
 def sharding_of(row: Sequence[int], dims: DimFactors, names: Sequence[str]) -> DimAxes:

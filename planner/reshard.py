@@ -6,6 +6,7 @@ the slice's torus.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from math import prod
 
@@ -28,10 +29,7 @@ _REDUCTIONS: tuple[Collective, Collective] = ("all_reduce", "reduce_scatter")
 
 
 class ReshardCosts:
-    """Seconds to change shardings on one mesh, as tables over sharding codes.
-
-    Tables are kept, since a program has few tensor sizes and many edges.
-    """
+    """Seconds to change shardings on one mesh, as tables over sharding codes."""
 
     def __init__(self, mesh: LogicalMesh) -> None:
         self.mesh = mesh
@@ -40,51 +38,60 @@ class ReshardCosts:
         self._changes: Changes = changes(self._sizes)
         self._steps: list[Step] = []
         self._seconds: dict[float, tuple[FloatArray, FloatArray]] = {}
-        self._tables: dict[tuple[Dims, float], tuple[FloatArray, FloatArray]] = {}
-        self._partial: dict[tuple[Dims, float, int], FloatArray] = {}
+        self._reduced: dict[tuple[object, ...], FloatArray] = {}
 
-    def tables(self, shape: Dims, nbytes: float) -> tuple[FloatArray, FloatArray]:
-        """Seconds from every sharding code to every other.
+    def ask(self, wanted: Iterable[tuple[Dims, IntArray, IntArray]]) -> None:
+        """Prepares for changes of tensors from each of some sharding codes to each of others."""
+        self._changes.ask(wanted)
+
+    def seconds(
+        self, shape: Dims, nbytes: float, before: IntArray, after: IntArray
+    ) -> tuple[FloatArray, FloatArray]:
+        """Seconds from each of some sharding codes to each of some others.
 
         Args:
           shape: shape of the tensor.
           nbytes: size of the whole tensor.
+          before, after: sharding codes.
 
         Returns:
-          Two tables of shape (codes, codes): seconds of the all-gathers that the compiler runs
+          Two tables of shape (before, after): seconds of the all-gathers that the compiler runs
           asynchronously, and of all the rest.
         """
-        key = (shape, nbytes)
-        if key not in self._tables:
-            numbers = self._changes.numbers(shape)
-            gathers, rest = self._answer_seconds(nbytes)
-            self._tables[key] = gathers[numbers], rest[numbers]
-        return self._tables[key]
+        numbers = self._changes.numbers(shape, before, after)
+        gathers, rest = self._answer_seconds(nbytes)
+        return gathers[numbers], rest[numbers]
 
-    def partial_table(self, shape: Dims, nbytes: float, mask: int) -> FloatArray:
+    def partial_seconds(
+        self, shape: Dims, nbytes: float, mask: int, before: IntArray, after: IntArray
+    ) -> FloatArray:
         """Extra seconds where the tensor starts as partial sums over the axes in `mask`.
 
         An all-reduce, or a reduce-scatter where the change then slices over all those axes.
-        Shape (codes, codes).
+        Shape (before, after).
         """
-        key = (shape, nbytes, mask)
-        if key not in self._partial:
-            numbers = self._changes.numbers(shape)
-            axes = tuple(AxisRef(n) for a, n in enumerate(self._axis_names) if mask >> a & 1)
+        axes = tuple(AxisRef(n) for a, n in enumerate(self._axis_names) if mask >> a & 1)
+        reduce, scatter = (self._reductions(kind, shape, nbytes, axes) for kind in _REDUCTIONS)
+        numbers = self._changes.numbers(shape, before, after)
+        scatters = (self._changes.sliced()[numbers] & mask) == mask
+        return np.where(scatters, scatter[before, None], reduce[before, None])
+
+    def _reductions(
+        self, kind: Collective, shape: Dims, nbytes: float, axes: tuple[AxisRef, ...]
+    ) -> FloatArray:
+        """Seconds to add up partial sums, by the sharding code of the tensor."""
+        key = (kind, shape, nbytes, axes)
+        if key not in self._reduced:
             digits = sharding_digits(len(self._sizes), len(shape))
             shards = np.where(digits >= 0, self._sizes, 1).prod(axis=1)
             sizes, inverse = np.unique(nbytes / shards, return_inverse=True)
-            reduce, scatter = (
-                np.array([compiled_collective(kind, n, axes, self.mesh)[1] for n in sizes])[inverse]
-                for kind in _REDUCTIONS
-            )
-            scatters = (self._changes.sliced()[numbers] & mask) == mask
-            self._partial[key] = np.where(scatters, scatter[:, None], reduce[:, None])
-        return self._partial[key]
+            seconds = [compiled_collective(kind, n, axes, self.mesh)[1] for n in sizes]
+            self._reduced[key] = np.array(seconds)[inverse]
+        return self._reduced[key]
 
     def steps_between(self, shape: Dims, before: int, after: int) -> tuple[Step, ...]:
         """The collectives that change one sharding code of a tensor to another."""
-        number = self._changes.numbers(shape)[before, after]
+        number = self._changes.numbers(shape, np.array([before]), np.array([after]))[0, 0]
         ids = self._changes.step_rows()[number].tolist()
         self._name_steps()
         return tuple(self._steps[i] for i in ids if i >= 0)

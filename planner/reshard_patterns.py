@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import lcm
 from string import ascii_lowercase
@@ -85,28 +85,43 @@ class Changes:
         self._sliced: list[int] = []
         self._tables: dict[Dims, IntArray] = {}
         self._padded = np.zeros((0, 1), dtype=np.int64)
-        every_axis = tuple(AxisRef(name) for name in axis_names(len(sizes)))
-        self._out_of_reach = Step("all_to_all", every_axis, _OUT_OF_REACH)
-        self._add(Answer((self._out_of_reach,), ()))
 
-    def numbers(self, shape: Dims) -> IntArray:
+    def ask(self, wanted: Iterable[tuple[Dims, IntArray, IntArray]]) -> None:
+        """Asks for changes of tensors: from each of some sharding codes to each of some others.
+
+        All at once, since asking many things together takes little longer than asking one.
+        """
+        questions = [question for each in wanted if (question := self._question(*each)) is not None]
+        self._number([pattern for question in questions for pattern in question.large])
+        for question in questions:
+            self._settle(question)
+        self._number([pattern for question in questions for pattern in question.real])
+        for question in questions:
+            if question.real:
+                numbers = np.array(self._number(question.real), dtype=np.int64)
+                self._tables[question.shape].ravel()[question.uneven] = numbers[question.which_real]
+
+    def numbers(self, shape: Dims, before: IntArray, after: IntArray) -> IntArray:
         """Which answer tells how one sharding code of a tensor becomes another.
 
         Args:
           shape: shape of the tensor.
+          before, after: sharding codes. Where one cuts a dimension in more parts than it has
+            elements, the answer is that of a larger tensor.
 
         Returns:
-          Numbers of answers, shape (codes, codes). Codes that cut a dimension in more parts than
-          it has elements are out of reach.
+          Numbers of answers, shape (before, after).
         """
-        if shape not in self._tables:
-            self._tables[shape] = self._find_numbers(shape)
-        return self._tables[shape]
+        pick = np.ix_(before, after)
+        table = self._table(shape)
+        if (table[pick] < 0).any():
+            self.ask([(shape, before, after)])
+        return table[pick]
 
     def step_rows(self) -> IntArray:
         """The numbers of the steps of every answer, shape (answers, longest); -1 for none."""
         if len(self._padded) != len(self._rows):
-            longest = max(map(len, self._rows))
+            longest = max(1, *map(len, self._rows))
             self._padded = np.full((len(self._rows), longest), -1, dtype=np.int64)
             lengths = np.array(list(map(len, self._rows)))
             filled = np.arange(longest) < lengths[:, None]
@@ -121,39 +136,54 @@ class Changes:
         """Shardy's answers to patterns of change."""
         return [self._answers[number] for number in self._number(patterns)]
 
-    def _find_numbers(self, shape: Dims) -> IntArray:
+    def _table(self, shape: Dims) -> IntArray:
+        """Numbers of answers by codes before and after; -1 where not asked yet."""
+        if shape not in self._tables:
+            codes = (len(shape) + 1) ** len(self.sizes)
+            self._tables[shape] = np.full((codes, codes), -1, dtype=np.int64)
+        return self._tables[shape]
+
+    def _question(self, shape: Dims, before: IntArray, after: IntArray) -> _Question | None:
+        table = self._table(shape)
+        unknown = np.zeros(table.shape, dtype=bool)
+        unknown[np.ix_(before, after)] = True
+        pairs = np.flatnonzero(unknown.ravel() & (table.ravel() < 0))
+        if not len(pairs):
+            return None
         patterns = _patterns(len(self.sizes), len(shape))
-        holds = _holds(self.sizes, shape)
-        reachable = np.flatnonzero(np.logical_and.outer(holds, holds).ravel())
-        found = np.zeros(len(patterns.index), dtype=np.int64)
-        asked, which = np.unique(patterns.index[reachable], return_inverse=True)
+        asked, which = np.unique(patterns.index[pairs], return_inverse=True)
         large: list[Pattern] = [
             ((_LARGE,) * (max(row, default=-1) + 1), tuple(row))
             for row in patterns.distinct[asked].tolist()
         ]
-        numbers = self._number(large)
-        divisors = np.ones((len(large), 2 * len(self.sizes)), dtype=np.int64)
-        for row, number in enumerate(numbers):
+        return _Question(shape, pairs, large, which)
+
+    def _settle(self, question: _Question) -> None:
+        """Notes the answers of large tensors, and what is to be asked with real dimensions."""
+        shape, pairs = question.shape, question.pairs
+        patterns = _patterns(len(self.sizes), len(shape))
+        numbers = self._number(question.large)
+        self._table(shape).ravel()[pairs] = np.array(numbers, dtype=np.int64)[question.which]
+        divisors = np.ones((len(numbers), 2 * len(self.sizes)), dtype=np.int64)
+        for at, number in enumerate(numbers):
             told = self._answers[number].divisors
-            divisors[row, : len(told)] = told
-        found[reachable] = np.array(numbers, dtype=np.int64)[which]
-        dims = np.ones_like(divisors, shape=(len(reachable), divisors.shape[1]))
-        row, dim = np.nonzero(patterns.used[reachable])
-        place = patterns.used[reachable].cumsum(axis=1)[row, dim] - 1
-        dims[row, place] = np.asarray(shape)[dim]
-        uneven = (dims % divisors[which] != 0).any(axis=1)
-        if uneven.any():
-            ask = reachable[uneven]
-            counts = patterns.used[ask].sum(axis=1, keepdims=True)
-            real_dims = np.where(np.arange(dims.shape[1]) < counts, dims[uneven], 0)
-            rows = patterns.distinct[patterns.index[ask]]
-            first, of = _distinct(np.concatenate([rows, real_dims], axis=1))
-            real: list[Pattern] = [
-                (tuple(d for d in real_dims[k].tolist() if d), tuple(rows[k].tolist()))
+            divisors[at, : len(told)] = told
+        used = patterns.used[pairs]
+        dims = np.zeros((len(pairs), divisors.shape[1]), dtype=np.int64)
+        row, dim = np.nonzero(used)
+        dims[row, used.cumsum(axis=1)[row, dim] - 1] = np.asarray(shape)[dim]
+        uneven = (dims % divisors[question.which] != 0).any(axis=1)
+        holds = _holds(self.sizes, shape)
+        before, after = np.divmod(pairs, len(holds))
+        ask = np.flatnonzero(uneven & holds[before] & holds[after])
+        if len(ask):
+            rows = patterns.distinct[patterns.index[pairs[ask]]]
+            first, question.which_real = _distinct(np.concatenate([rows, dims[ask]], axis=1))
+            question.uneven = pairs[ask]
+            question.real = [
+                (tuple(d for d in dims[ask[k]].tolist() if d), tuple(rows[k].tolist()))
                 for k in first
             ]
-            found[ask] = np.array(self._number(real), dtype=np.int64)[of]
-        return found.reshape(len(holds), len(holds))
 
     def _number(self, patterns: Sequence[Pattern]) -> list[int]:
         new = [pattern for pattern in patterns if pattern not in self._numbers]
@@ -161,7 +191,9 @@ class Changes:
         for pattern in dict.fromkeys(new):
             by_axes.setdefault(_moving_axes(pattern), []).append(pattern)
         for axes, asked in by_axes.items():
-            if len(axes) == len(self.sizes):
+            if not axes:
+                answers = [Answer((), ())] * len(asked)
+            elif len(axes) == len(self.sizes):
                 answers = ask_shardy(self.sizes, asked)
             else:
                 answers = self._from_fewer_axes(axes, asked)
@@ -207,6 +239,25 @@ class Changes:
         self._rows.append(tuple(self._step_ids[step] for step in answer.steps))
         self._sliced.append(sliced)
         return len(self._answers) - 1
+
+
+@dataclass
+class _Question:
+    """Changes of one tensor that are not known yet.
+
+    Attributes:
+      pairs: codes before and after, as places in the flat table.
+      large: patterns of large tensors, and `which` each pair has.
+      real: patterns of the tensor itself, and `which_real` each of the pairs `uneven` has.
+    """
+
+    shape: Dims
+    pairs: IntArray
+    large: list[Pattern]
+    which: IntArray
+    real: list[Pattern] = field(default_factory=list)
+    uneven: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    which_real: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from shardwright.planner.nodes import NodeGraph, build_nodes
 from shardwright.planner.partitioned import Partitioned, partition
 from shardwright.planner.problem import Fixed, ShardingProblem, build_problem, sharding_of
 from shardwright.planner.program import Program
+from shardwright.planner.skeleton import Skeleton, build_skeleton
 from shardwright.planner.solver import Solution, solve
 
 _HIDING_WEIGHTS = (0.05, 0.5, 1.0)
@@ -52,6 +53,11 @@ class Prepared:
     nodes: NodeGraph = field(repr=False)
     fusions: FusionPlan = field(repr=False)
     buffers: tuple[Lifetime, ...] = field(repr=False)
+    skeleton: Skeleton = field(repr=False)
+
+    def problem(self, mesh: LogicalMesh, fixed: Fixed | None = None) -> ShardingProblem:
+        """The sharding problem on a mesh."""
+        return build_problem(self.nodes, self.fusions, self.buffers, mesh, fixed, self.skeleton)
 
 
 @dataclass(frozen=True)
@@ -119,7 +125,9 @@ def prepare(program: Program) -> Prepared:
     graph = build_graph(program)
     nodes = build_nodes(graph)
     fusions = plan_fusions(nodes)
-    return Prepared(program, graph, nodes, fusions, lifetimes(nodes, fusions))
+    buffers = lifetimes(nodes, fusions)
+    skeleton = build_skeleton(nodes, fusions, buffers)
+    return Prepared(program, graph, nodes, fusions, buffers, skeleton)
 
 
 def search_meshes(
@@ -158,7 +166,7 @@ def search_meshes(
         on_progress(tried)
         outcome = solve_mesh(
             prepared,
-            build_problem(prepared.nodes, prepared.fusions, prepared.buffers, mesh, fixed_on(mesh)),
+            prepared.problem(mesh, fixed_on(mesh)),
             memory_limit,
             _FIRST_MESH_SECONDS if number == 0 else max(left, _LEAST_SECONDS),
             seed,

@@ -142,6 +142,8 @@ def test_every_pair_changes_with_the_collectives_of_shardy(
     every = shardings(shape, axes)
     pairs = [(before, after) for before in every for after in every if before != after]
     expected = ask_shardy(shape, axes, pairs)
+    codes = np.array([code_of(sharding, axes) for sharding in every])
+    costs.ask([(shape, codes, codes)])
     wrong = [
         (before, after, steps, ours)
         for (before, after), steps in zip(pairs, expected, strict=True)
@@ -159,13 +161,14 @@ WHOLE, BOTH = ((), ()), (("x",), ("y",))
 
 def seconds(before: Sharding, after: Sharding, shape: tuple[int, ...] = (64, 64)) -> Any:
     """All-gather seconds and the rest."""
-    at = code_of(before, AXES), code_of(after, AXES)
-    gathers, rest = ReshardCosts(MESH).tables(shape, NBYTES)
-    return gathers[at], rest[at]
+    start, end = np.array([code_of(before, AXES)]), np.array([code_of(after, AXES)])
+    gathers, rest = ReshardCosts(MESH).seconds(shape, NBYTES, start, end)
+    return gathers[0, 0], rest[0, 0]
 
 
 def test_keeping_a_sharding_costs_nothing() -> None:
-    gathers, rest = ReshardCosts(MESH).tables((64, 64), NBYTES)
+    every = np.arange(9)
+    gathers, rest = ReshardCosts(MESH).seconds((64, 64), NBYTES, every, every)
     assert not np.diagonal(gathers).any() and not np.diagonal(rest).any()
 
 
@@ -196,8 +199,8 @@ def test_some_change_of_a_small_dimension_costs_more_than_of_a_large_one() -> No
 
 
 def partial(mask: int, before: Sharding, after: Sharding, shape: tuple[int, ...] = (64, 64)) -> Any:
-    table = ReshardCosts(MESH).partial_table(shape, NBYTES, mask)
-    return table[code_of(before, AXES), code_of(after, AXES)]
+    start, end = np.array([code_of(before, AXES)]), np.array([code_of(after, AXES)])
+    return ReshardCosts(MESH).partial_seconds(shape, NBYTES, mask, start, end)[0, 0]
 
 
 X, Y = 0b01, 0b10
@@ -229,9 +232,8 @@ def test_cut_over_a_part_of_the_axis_is_no_reduce_scatter() -> None:
     assert any("y:(" in moved for _, moved, _ in steps_of(
         ReshardCosts(MESH), (64,), code_of((("x",),), AXES), code_of((("y",),), AXES)
     ))  # fmt: skip
-    table = ReshardCosts(MESH).partial_table((64,), NBYTES, Y)
-    at = code_of((("x",),), AXES), code_of((("y",),), AXES)
-    assert table[at] == collective_seconds("all_reduce", NBYTES / 2, ["y"], MESH)
+    expected = collective_seconds("all_reduce", NBYTES / 2, ["y"], MESH)
+    assert partial(Y, (("x",),), (("y",),), shape=(64,)) == expected
 
 
 def test_axes_that_shard_nothing_do_not_change_the_collectives() -> None:
@@ -240,5 +242,7 @@ def test_axes_that_shard_nothing_do_not_change_the_collectives() -> None:
     costs = ReshardCosts(meshes_for_shape(parse_slice("v5p:2x4x4"), axes)[0])
     every = shardings((16, 24), {"x": 2, "y": 4})
     pairs = [(before, after) for before in every for after in every if before != after]
+    codes = np.array([code_of(sharding, axes) for sharding in every])
+    costs.ask([((16, 24), codes, codes)])
     for (before, after), steps in zip(pairs, ask_shardy((16, 24), axes, pairs), strict=True):
         assert steps_of(costs, (16, 24), code_of(before, axes), code_of(after, axes)) == steps
