@@ -229,7 +229,9 @@ def lower_for_planning(
         return fn(*own_args)
 
     own.__name__ = function_name(fn)
-    with _user_errors(fn), planned_calls():
+    # The innermost line is the one that is told; the callers above it would make the same program
+    # another one for each place that it is planned from.
+    with _user_errors(fn), planned_calls(), traceback_in_locations_limit(1):
         jitted = jax.jit(own, donate_argnums=tuple(donate_argnums), keep_unused=True, **jit_options)
         return jitted.trace(*args).lower(lowering_platforms=(platform,))
 
