@@ -71,11 +71,11 @@ def collectives_figure(estimate: EstimateModel) -> Figure | None:
                     group.seconds * scale if group.can_hide is hides else None for group in groups
                 ],
                 "y": list(range(len(groups))),
-                "marker": {"color": LIGHT[token]},
+                "marker": {"color": LIGHT[token], "pattern": {"shape": shape, "solidity": 0.35}},
             }
-            for hides, token, name in (
-                (False, "exposed", "exposed"),
-                (True, "hidden", "can hide behind compute"),
+            for hides, token, shape, name in (
+                (False, "exposed", "/", "exposed"),
+                (True, "hidden", "", "can hide behind compute"),
             )
         ],
         "layout": layout(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -52,21 +52,27 @@ def report(
     if page is not None:
         page.write_text(_page_of(plan), encoding="utf-8")
         print_note(f"written to {page}")
-    for folder, form in ((png, "png"), (svg, "svg")):
-        if folder is not None:
-            from shardwright.reports.pictures import write_pictures
+    if png is not None:
+        _write_pictures(plan, png, "png")
+    if svg is not None:
+        _write_pictures(plan, svg, "svg")
 
-            files = write_pictures(plan, folder, form)
-            print_note(f"written to {folder}: {', '.join(file.name for file in files)}")
+
+def _write_pictures(plan: PlanModel, folder: Path, form: Literal["png", "svg"]) -> None:
+    from shardwright.reports.pictures import write_pictures
+
+    files = write_pictures(plan, folder, form)
+    print_note(f"written to {folder}: {', '.join(file.name for file in files)}")
 
 
 def _page_of(plan: PlanModel) -> str:
     try:
         from shardwright.reports.page import plan_page
+
+        return plan_page(plan)
     except ModuleNotFoundError as error:
         raise InputError(
             f"the package {error.name} is not installed",
             where="report",
             do='Install what reports need: pip install "shardwright[report]"',
         ) from None
-    return plan_page(plan)
