@@ -109,6 +109,11 @@ class Plan:
         return LogicalMesh.from_json(self.data.mesh, parse_chip(self.data.chip))
 
     @property
+    def in_tree(self) -> Any:
+        """The pytree of the arguments; None where it is not known."""
+        return self._in_tree
+
+    @property
     def in_specs(self) -> Any:
         """A PartitionSpec for every argument, in the pytree of the arguments.
 
@@ -262,8 +267,8 @@ class Plan:
         self._check_arguments(args)
         args = jax.tree.map(abstract, args)
         platform = mesh.devices.flat[0].platform
-        in_specs = [_partition_spec(t.spec) for t in self.data.program.inputs]
-        out_specs = [_partition_spec(t.spec) for t in self.data.program.outputs]
+        in_specs = [partition_spec(t.spec) for t in self.data.program.inputs]
+        out_specs = [partition_spec(t.spec) for t in self.data.program.outputs]
         in_tree: Any = jax.tree.structure(args)
         donated = self.data.program.donate_argnums
         out_tree: Any = jax.tree.structure(in_mesh(self.mesh_axes, lambda: traced_output(fn, args)))
@@ -375,7 +380,7 @@ class _PlannedFunction:
     def __call__(self, *args: Any) -> Any:
         if self._compiled is None:
             self._compiled = self._plan.compile(self._fn, *args, devices=self._devices)
-            specs = [_partition_spec(t.spec) for t in self._plan.data.program.inputs]
+            specs = [partition_spec(t.spec) for t in self._plan.data.program.inputs]
             self._shardings = [NamedSharding(self._mesh, spec) for spec in specs]
         else:
             self._plan._check_arguments(args)
@@ -408,7 +413,8 @@ def mlir_dtype(dtype: Any) -> str:
         return str(dtype_to_ir_type(np.dtype(dtype)))
 
 
-def _partition_spec(spec: Spec) -> PartitionSpec:
+def partition_spec(spec: Spec) -> PartitionSpec:
+    """A sharding from plan data as JAX writes it, without trailing None."""
     entries = [None if not axes else axes[0] if len(axes) == 1 else tuple(axes) for axes in spec]
     while entries and entries[-1] is None:
         entries.pop()
@@ -462,7 +468,7 @@ def _damage(data: PlanModel) -> str:
 
 
 def _as_tree(tensors: Sequence[TensorModel], tree: Any) -> Any:
-    specs = [_partition_spec(t.spec) for t in tensors]
+    specs = [partition_spec(t.spec) for t in tensors]
     if tree is None:
         return {t.path: spec for t, spec in zip(tensors, specs, strict=True)}
     return tree.unflatten(specs)

@@ -30,6 +30,7 @@ from shardwright.cli_console import (
 )
 from shardwright.cli_diff import diff
 from shardwright.cli_explain import explain
+from shardwright.cli_export import export
 from shardwright.cli_work import model_options as _model_options
 from shardwright.cli_work import planning as _planning
 from shardwright.errors import DoesNotFitError, InputError, ShardwrightError
@@ -318,6 +319,7 @@ def models(
 app.command()(compare)
 app.command()(diff)
 app.command()(explain)
+app.command()(export)
 app.add_typer(ci, name="ci")
 
 
