@@ -1,7 +1,8 @@
 """The command line: `shardwright plan`, `show`, `evaluate`, `hardware` and `models`.
 
 Results go to stdout, progress and errors to stderr. Exit codes: 0 done, 1 a fault of Shardwright
-itself, 2 bad input, 3 the program does not fit in the memory of the slice, 130 interrupted.
+itself, 2 bad input, 3 the program does not fit in the memory of the slice, 4 the planning service
+cannot be reached or failed, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -31,23 +32,29 @@ from shardwright.cli_console import (
 from shardwright.cli_diff import diff
 from shardwright.cli_explain import explain
 from shardwright.cli_export import export
+from shardwright.cli_keys import keys
+from shardwright.cli_remote import check_server, plan_on_server
+from shardwright.cli_report import report
+from shardwright.cli_serve import serve
+from shardwright.cli_verify import verify
 from shardwright.cli_work import model_options as _model_options
 from shardwright.cli_work import planning as _planning
-from shardwright.errors import DoesNotFitError, InputError, ShardwrightError
+from shardwright.errors import DoesNotFitError, InputError, ServiceError, ShardwrightError
 from shardwright.version import VERSION
 
 if TYPE_CHECKING:
     from shardwright.hardware_profiles import ChipProfile
     from shardwright.models.registry import ReferenceModel
 
-_EXIT_FAULT, _EXIT_INPUT, _EXIT_DOES_NOT_FIT, _EXIT_INTERRUPTED = 1, 2, 3, 130
+_EXIT_FAULT, _EXIT_INPUT, _EXIT_DOES_NOT_FIT, _EXIT_SERVICE, _EXIT_INTERRUPTED = 1, 2, 3, 4, 130
 
 app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Exit codes: 0 done, 2 bad input, 3 does not fit in memory, 130 interrupted, 1 a fault "
-    "of Shardwright itself (set SHARDWRIGHT_DEBUG=1 to see where).",
+    epilog="Exit codes: 0 done, 2 bad input, 3 does not fit in memory, 4 the planning service "
+    "cannot be reached or failed, 130 interrupted, 1 a fault of Shardwright itself (set "
+    "SHARDWRIGHT_DEBUG=1 to see where).",
 )
 
 
@@ -97,6 +104,8 @@ def plan(
     time_limit: Annotated[float, typer.Option(help="Seconds of search.")] = 12.0,
     seed: Annotated[int, typer.Option(help="Of the solver's random choices.")] = 0,
     chip: options.Chip = None,
+    server: options.Server = None,
+    api_key: options.ApiKey = None,
     args: options.Arguments = None,
     donate: options.Donate = None,
     batch: options.Batch = None,
@@ -109,8 +118,9 @@ def plan(
 ) -> None:
     """Plans the sharding of a program on a slice.
 
-    Exit codes: 0 planned, 2 bad input, 3 no sharding fits in memory.
+    Exit codes: 0 planned, 2 bad input, 3 no sharding fits in memory, 4 the server failed.
     """
+    check_server(server, api_key)
     if output is not None:
         inputs.check_output(output)
     if not 0 < time_limit < float("inf"):
@@ -129,24 +139,30 @@ def plan(
     model_options = _model_options(settings, batch, sequence, layers, remat)
     with _planning(quiet or as_json) as report:
         loaded = inputs.load_target(target, args, donate or (), model_options)
-        from shardwright.planner.planning import plan as make_plan
+        asked: dict[str, Any] = {
+            "topology": topology,
+            "mesh": axes,
+            "pinned": {path: specs.partition_spec(spec) for path, spec in pins.items()},
+            "memory_fraction": memory_fraction,
+            "time_limit_s": time_limit,
+            "seed": seed,
+            "model_flops": loaded.model_flops,
+            "chip": profile,
+            "tokens_per_step": loaded.tokens_per_step,
+            "on_progress": report,
+        }
+        if server is not None:
+            made = plan_on_server(server, api_key, target, loaded, model_options, **asked)
+        else:
+            from shardwright.planner.planning import plan as make_plan
 
-        made = make_plan(
-            loaded.program,
-            *loaded.args,
-            topology=topology,
-            donate_argnums=loaded.donate,
-            mesh=axes,
-            pinned={path: specs.partition_spec(spec) for path, spec in pins.items()},
-            memory_fraction=memory_fraction,
-            time_limit_s=time_limit,
-            seed=seed,
-            model_flops=loaded.model_flops,
-            chip=profile,
-            name=loaded.name,
-            tokens_per_step=loaded.tokens_per_step,
-            on_progress=report,
-        )
+            made = make_plan(
+                loaded.program,
+                *loaded.args,
+                donate_argnums=loaded.donate,
+                name=loaded.name,
+                **asked,
+            )
     if output is not None:
         try:
             made.save(output)
@@ -320,6 +336,10 @@ app.command()(compare)
 app.command()(diff)
 app.command()(explain)
 app.command()(export)
+app.command()(report)
+app.command()(serve)
+app.command()(verify)
+app.add_typer(keys)
 app.add_typer(ci, name="ci")
 
 
@@ -361,6 +381,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
     except ShardwrightError as error:
         print_error(_placed(error))
+        if isinstance(error, ServiceError):
+            return _EXIT_SERVICE
         return _EXIT_DOES_NOT_FIT if isinstance(error, DoesNotFitError) else _EXIT_INPUT
     except typer.TyperException as error:
         print_error(_usage(error))
