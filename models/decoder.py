@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
+from shardwright.models.flash_attention import flash_attention
 from shardwright.models.options import DecoderOptions
 from shardwright.models.training import Batch, PyTree, cross_entropy
 
@@ -151,7 +152,8 @@ def _layer(options: DecoderOptions, weights: PyTree, x: jax.Array, rope: Rope | 
     v = _project("bsd,dhk->bshk", y, w["wv"], w.get("bv"))
     if rope is not None:
         q, k = apply_rope(q, rope), apply_rope(k, rope)
-    x = x + _project("bshk,hkd->bsd", causal_attention(q, k, v), w["wo"], w.get("bo"))
+    attend = flash_attention if options.attention == "flash" else causal_attention
+    x = x + _project("bshk,hkd->bsd", attend(q, k, v), w["wo"], w.get("bo"))
 
     y = normalize(options, weights, "mlp_norm", x)
     up = _project("bsd,df->bsf", y, w["w_up"], w.get("b_up"))

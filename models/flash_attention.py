@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from shardwright.errors import InputError
+from shardwright.models.options import FLASH_LENGTH
 from shardwright.planner.kernels import Kernel, kernel
 
 BLOCK = 512
@@ -22,7 +23,6 @@ BLOCK = 512
 Source: AI-Hypercomputer/maxtext, configs/base.yml, `sa_block_q` and `sa_block_kv`.
 """
 
-_LANES = 128
 _RULE = "b (k g) t d, b k s d, b k s d"
 
 
@@ -62,8 +62,8 @@ def _check(q: jax.Array, k: jax.Array, v: jax.Array, causal: bool) -> None:
         wrong = "batch and head_dim must agree, and kv_heads divide heads"
     elif causal and q.shape[1] != k.shape[1]:
         wrong = "a causal mask needs as many keys as queries"
-    elif q.shape[1] % _LANES or k.shape[1] % _LANES:
-        wrong = f"the kernels need lengths that are multiples of {_LANES}"
+    elif q.shape[1] % FLASH_LENGTH or k.shape[1] % FLASH_LENGTH:
+        wrong = f"the kernels need lengths that are multiples of {FLASH_LENGTH}"
     if wrong:
         raise InputError(
             f"{wrong}: q is {q.shape}, k {k.shape}, v {v.shape}",
@@ -105,7 +105,7 @@ def _kernels(causal: bool, itemsize: int) -> tuple[Kernel, Kernel]:
     """
     part = f"((t + min({BLOCK}, t)) / (2 * t))" if causal else "1"
     pair = f"2 * b * k * g * t * s * ceil(d / mxu) * mxu * {part}"
-    queries, sums = f"b * k * g * t * d * {itemsize}", f"b * k * g * t * {_LANES} * 4"
+    queries, sums = f"b * k * g * t * d * {itemsize}", f"b * k * g * t * {FLASH_LENGTH} * 4"
     keys = f"b * k * g * s * d * {itemsize}"
     keys_again = f"2 * {keys} * ceil(t / {BLOCK}) * {part}"
     queries_again = f"2 * {queries} * ceil(s / {BLOCK}) * {part}"

@@ -18,6 +18,9 @@ DType = Literal["float32", "bfloat16"]
 MeshAxes = str | tuple[str, ...] | None
 """What shards one dimension of an array, as in a `PartitionSpec`."""
 
+FLASH_LENGTH = 128
+"""Lengths of sequences that flash attention takes are multiples of this: lanes of a register."""
+
 
 class TrainOptions(BaseModel):
     """Options that every reference model takes.
@@ -66,6 +69,9 @@ class DecoderOptions(TrainOptions):
       scan_layers: one stacked parameter tree and `lax.scan`, or a list of layers.
       remat: "none" keeps every activation, "full" keeps only each layer's input, "dots" keeps
         also the results of the matrix products with weights.
+      attention: "dot" writes the scores of every head to memory; "flash" does not: it runs JAX's
+        Pallas kernels on TPU, as one planned operation, and needs `sequence` to be a multiple of
+        128.
       residual_axes: mesh axes of the residual stream [batch, sequence, d_model], set with
         `with_sharding_constraint`; needs a mesh context. None leaves it to the planner.
     """
@@ -88,6 +94,7 @@ class DecoderOptions(TrainOptions):
     norm_epsilon: PositiveFloat = 1e-5
     scan_layers: bool = True
     remat: Literal["none", "full", "dots"] = "full"
+    attention: Literal["dot", "flash"] = "dot"
     residual_axes: tuple[MeshAxes, MeshAxes, MeshAxes] | None = None
 
     @model_validator(mode="after")
@@ -104,6 +111,11 @@ class DecoderOptions(TrainOptions):
             )
         if self.positions == "rope" and self.head_width % 2:
             raise ValueError(f"head_dim={self.head_width} is odd; rotary embedding turns pairs")
+        if self.attention == "flash" and self.sequence % FLASH_LENGTH:
+            raise ValueError(
+                f"sequence={self.sequence} is not a multiple of {FLASH_LENGTH}, which "
+                "attention='flash' needs"
+            )
         if self.positions == "learned" and self.sequence > self.position_rows:
             raise ValueError(
                 f"sequence={self.sequence} is longer than max_positions={self.max_positions}; "

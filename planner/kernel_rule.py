@@ -95,7 +95,7 @@ class KernelRule:
                     do="Give an operand a dimension of its own for all but one of them",
                 )
             if prod(sizes[f] for f in dim) != size:
-                told = f"{dim[0]} is" if len(dim) == 1 else f"({' '.join(dim)}) is made of"
+                told = f"{dim[0]} is" if len(dim) == 1 else f"({' '.join(dim)}) consists of"
                 others = " and ".join(f"{sizes[f]}" for f in dim)
                 raise InputError(
                     f"{told} {others} in one dimension and {size} in another, "
@@ -104,7 +104,7 @@ class KernelRule:
                     where=where,
                     do="Name dimensions of different sizes differently",
                 )
-        return sizes
+        return {factor: sizes[factor] for factor in self.factors}
 
     def _check_ranks(
         self, kind: str, told: Sequence[Dims], shapes: Sequence[Sequence[int]], where: str

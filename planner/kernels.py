@@ -23,6 +23,7 @@ from jax.interpreters import ad, batching
 from jaxlib.mlir.dialects import stablehlo
 
 from shardwright.errors import InputError
+from shardwright.planner.kernel_check import check_shards
 from shardwright.planner.kernel_costs import Cost, check_cost, cost_expression
 from shardwright.planner.kernel_ops import KERNEL_ATTRIBUTE, KERNEL_TARGET, KernelInfo
 from shardwright.planner.kernel_rule import KernelRule, parse_rule
@@ -90,7 +91,7 @@ def kernel(
     Raises:
       InputError: the rule does not parse, or an option is out of range.
     """
-    called: str = name or getattr(fn, "__name__", type(fn).__name__)
+    called = name if name is not None else str(getattr(fn, "__name__", type(fn).__name__))
     where = f"kernel {called}"
     if efficiency is not None and not 0 < efficiency <= 1:
         raise InputError(
@@ -126,6 +127,10 @@ class Kernel:
     _batched: dict[Any, Kernel] = field(default_factory=dict, repr=False)
 
     @property
+    def __name__(self) -> str:
+        return self.name
+
+    @property
     def where(self) -> str:
         """What errors call it."""
         return f"kernel {self.name}"
@@ -145,6 +150,19 @@ class Kernel:
         with jax.named_scope(self.name):
             outs = _kernel_p.bind(*leaves, kernel=self, in_tree=in_tree, results=results)
         return jax.tree.unflatten(out_tree, outs)
+
+    def check(self, *args: Any, rtol: float = 1e-3, atol: float = 1e-3) -> None:
+        """Checks the rule by running the kernel on small concrete arrays, whole and in parts.
+
+        Every factor that may be sharded is cut in turn (into two, where its size is even). Without
+        a TPU the reference runs, so that this belongs in the tests of a kernel's users.
+
+        Raises:
+          InputError: the parts' results are not parts of the whole's results: it tells the factor.
+        """
+        leaves, in_tree = jax.tree.flatten(args)
+        on_tpu = jax.default_backend() == "tpu"
+        check_shards(self.flat(in_tree, on_tpu), self.rule, leaves, self.where, rtol, atol)
 
     def flat(self, in_tree: Any, on_tpu: bool) -> Callable[..., list[Any]]:
         """The function, or its reference where there is no TPU, from leaves to leaves."""
