@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import lcm
 from string import ascii_lowercase
@@ -21,7 +21,14 @@ from numpy.typing import NDArray
 
 from shardwright.hardware_profiles.mesh import AxisRef
 from shardwright.planner import mlir
-from shardwright.planner.collectives import DimAxes, Step, read_steps, shards, whole_axes
+from shardwright.planner.collectives import (
+    DimAxes,
+    Step,
+    parse_sharding,
+    read_steps,
+    shards,
+    whole_axes,
+)
 from shardwright.planner.mlir import ir
 from shardwright.planner.strategies import IntArray
 
@@ -84,22 +91,23 @@ class Changes:
         self._rows: list[tuple[int, ...]] = []
         self._sliced: list[int] = []
         self._tables: dict[Dims, IntArray] = {}
+        self._large: dict[int, IntArray] = {}
         self._padded = np.zeros((0, 1), dtype=np.int64)
+        self._padded_divisors = np.zeros((0, 2 * len(sizes)), dtype=np.int64)
 
     def ask(self, wanted: Iterable[tuple[Dims, IntArray, IntArray]]) -> None:
         """Asks for changes of tensors: from each of some sharding codes to each of some others.
 
         All at once, since asking many things together takes little longer than asking one.
         """
-        questions = [question for each in wanted if (question := self._question(*each)) is not None]
-        self._number([pattern for question in questions for pattern in question.large])
-        for question in questions:
-            self._settle(question)
-        self._number([pattern for question in questions for pattern in question.real])
-        for question in questions:
-            if question.real:
-                numbers = np.array(self._number(question.real), dtype=np.int64)
-                self._tables[question.shape].ravel()[question.uneven] = numbers[question.which_real]
+        questions = [self._new_pairs(*each) for each in wanted]
+        self._ask_of_large_tensors(questions)
+        uneven = [self._settle(shape, pairs) for shape, pairs in questions]
+        self._number([pattern for _, real, _ in uneven for pattern in real])
+        for (shape, _), (pairs, real, which) in zip(questions, uneven, strict=True):
+            if real:
+                numbers = np.array(self._number(real), dtype=np.int64)
+                self._table(shape).ravel()[pairs] = numbers[which]
 
     def numbers(self, shape: Dims, before: IntArray, after: IntArray) -> IntArray:
         """Which answer tells how one sharding code of a tensor becomes another.
@@ -143,47 +151,65 @@ class Changes:
             self._tables[shape] = np.full((codes, codes), -1, dtype=np.int64)
         return self._tables[shape]
 
-    def _question(self, shape: Dims, before: IntArray, after: IntArray) -> _Question | None:
+    def _new_pairs(self, shape: Dims, before: IntArray, after: IntArray) -> tuple[Dims, IntArray]:
+        """The pairs of codes not known yet, as places in the flat table."""
         table = self._table(shape)
-        unknown = np.zeros(table.shape, dtype=bool)
-        unknown[np.ix_(before, after)] = True
-        pairs = np.flatnonzero(unknown.ravel() & (table.ravel() < 0))
-        if not len(pairs):
-            return None
-        patterns = _patterns(len(self.sizes), len(shape))
-        asked, which = np.unique(patterns.index[pairs], return_inverse=True)
-        large: list[Pattern] = [
-            ((_LARGE,) * (max(row, default=-1) + 1), tuple(row))
-            for row in patterns.distinct[asked].tolist()
-        ]
-        return _Question(shape, pairs, large, which)
+        row, column = np.nonzero(table[np.ix_(before, after)] < 0)
+        return shape, np.unique(before[row] * len(table) + after[column])
 
-    def _settle(self, question: _Question) -> None:
-        """Notes the answers of large tensors, and what is to be asked with real dimensions."""
-        shape, pairs = question.shape, question.pairs
+    def _ask_of_large_tensors(self, questions: Sequence[tuple[Dims, IntArray]]) -> None:
+        by_rank: dict[int, list[IntArray]] = {}
+        for shape, pairs in questions:
+            by_rank.setdefault(len(shape), []).append(pairs)
+        for rank, pairs in by_rank.items():
+            patterns = _patterns(len(self.sizes), rank)
+            known = self._large.setdefault(rank, np.full(len(patterns.distinct), -1))
+            asked = np.zeros(len(known), dtype=bool)
+            asked[patterns.index[np.concatenate(pairs)]] = True
+            new = np.flatnonzero(asked & (known < 0))
+            large: list[Pattern] = [
+                ((_LARGE,) * (max(row, default=-1) + 1), tuple(row))
+                for row in patterns.distinct[new].tolist()
+            ]
+            known[new] = self._number(large)
+
+    def _settle(self, shape: Dims, pairs: IntArray) -> tuple[IntArray, list[Pattern], IntArray]:
+        """Notes the answers of large tensors.
+
+        Returns:
+          The pairs that are to be asked with real dimensions, their different patterns, and which
+          of these each pair has.
+        """
         patterns = _patterns(len(self.sizes), len(shape))
-        numbers = self._number(question.large)
-        self._table(shape).ravel()[pairs] = np.array(numbers, dtype=np.int64)[question.which]
-        divisors = np.ones((len(numbers), 2 * len(self.sizes)), dtype=np.int64)
-        for at, number in enumerate(numbers):
-            told = self._answers[number].divisors
-            divisors[at, : len(told)] = told
+        numbers = self._large[len(shape)][patterns.index[pairs]]
+        self._table(shape).ravel()[pairs] = numbers
         used = patterns.used[pairs]
-        dims = np.zeros((len(pairs), divisors.shape[1]), dtype=np.int64)
+        dims = np.zeros((len(pairs), 2 * len(self.sizes)), dtype=np.int64)
         row, dim = np.nonzero(used)
         dims[row, used.cumsum(axis=1)[row, dim] - 1] = np.asarray(shape)[dim]
-        uneven = (dims % divisors[question.which] != 0).any(axis=1)
+        uneven = (dims % self._divisors()[numbers] != 0).any(axis=1)
         holds = _holds(self.sizes, shape)
         before, after = np.divmod(pairs, len(holds))
         ask = np.flatnonzero(uneven & holds[before] & holds[after])
-        if len(ask):
-            rows = patterns.distinct[patterns.index[pairs[ask]]]
-            first, question.which_real = _distinct(np.concatenate([rows, dims[ask]], axis=1))
-            question.uneven = pairs[ask]
-            question.real = [
-                (tuple(d for d in dims[ask[k]].tolist() if d), tuple(rows[k].tolist()))
-                for k in first
-            ]
+        if not len(ask):
+            return ask, [], ask
+        rows = patterns.distinct[patterns.index[pairs[ask]]]
+        first, which = _distinct(np.concatenate([rows, dims[ask]], axis=1))
+        real = [
+            (tuple(d for d in dims[ask[k]].tolist() if d), tuple(rows[k].tolist())) for k in first
+        ]
+        return pairs[ask], real, which
+
+    def _divisors(self) -> IntArray:
+        """What must divide the dimensions of a tensor, shape (answers, dimensions of a pattern)."""
+        if len(self._padded_divisors) != len(self._answers):
+            padded = np.ones((len(self._answers), 2 * len(self.sizes)), dtype=np.int64)
+            old = len(self._padded_divisors)
+            padded[:old] = self._padded_divisors
+            for number, answer in enumerate(self._answers[old:], start=old):
+                padded[number, : len(answer.divisors)] = answer.divisors
+            self._padded_divisors = padded
+        return self._padded_divisors
 
     def _number(self, patterns: Sequence[Pattern]) -> list[int]:
         new = [pattern for pattern in patterns if pattern not in self._numbers]
@@ -239,25 +265,6 @@ class Changes:
         self._rows.append(tuple(self._step_ids[step] for step in answer.steps))
         self._sliced.append(sliced)
         return len(self._answers) - 1
-
-
-@dataclass
-class _Question:
-    """Changes of one tensor that are not known yet.
-
-    Attributes:
-      pairs: codes before and after, as places in the flat table.
-      large: patterns of large tensors, and `which` each pair has.
-      real: patterns of the tensor itself, and `which_real` each of the pairs `uneven` has.
-    """
-
-    shape: Dims
-    pairs: IntArray
-    large: list[Pattern]
-    which: IntArray
-    real: list[Pattern] = field(default_factory=list)
-    uneven: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    which_real: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
 
 @dataclass(frozen=True)
@@ -387,28 +394,32 @@ class _AnswerReader:
 
     def __init__(self, shape: dict[str, int]) -> None:
         self._shape = shape
-        self._read: dict[tuple[object, ...], tuple[tuple[Step, DimAxes], ...]] = {}
-        self._parts: dict[tuple[tuple[AxisRef, ...], ...], int] = {}
+        self._read: dict[tuple[str, str, str, str], tuple[tuple[Step, ...], list[Dims]]] = {}
+        self._parts: dict[str, Dims] = {}
 
     def __call__(self, printed: Iterable[tuple[str, str, str]], before: DimAxes) -> Answer:
-        steps = []
-        on_the_way = [before]
+        now = sharding_text(before)
+        if now not in self._parts:
+            self._parts[now] = self._count_parts(before)
+        steps: list[Step] = []
+        on_the_way = [self._parts[now]]
         for name, axes, out_sharding in printed:
-            key = (name, axes, out_sharding, on_the_way[-1])
+            key = (name, axes, out_sharding, now)
             if key not in self._read:
                 op = _PrintedOp(name, _PrintedAttributes(axes, out_sharding))
-                self._read[key] = tuple(read_steps(op, on_the_way[-1], self._shape))
-            for step, stop in self._read[key]:
-                steps.append(step)
-                on_the_way.append(stop)
-        divisors = tuple(lcm(*map(self._shards, dims)) for dims in zip(*on_the_way, strict=True))
+                made = list(read_steps(op, parse_sharding(now), self._shape))
+                parts = [self._count_parts(stop) for _, stop in made]
+                self._read[key] = tuple(step for step, _ in made), parts
+            made_steps, stops = self._read[key]
+            steps += made_steps
+            on_the_way += stops
+            now = out_sharding
+        divisors = tuple(lcm(*parts) for parts in zip(*on_the_way, strict=True))
         return Answer(tuple(steps), divisors)
 
-    def _shards(self, dim: tuple[AxisRef, ...]) -> int:
-        key = (dim,)
-        if key not in self._parts:
-            self._parts[key] = shards(key, self._shape)
-        return self._parts[key]
+    def _count_parts(self, sharding: DimAxes) -> Dims:
+        """In how many parts each dimension is cut."""
+        return tuple(shards((dim,), self._shape) for dim in sharding)
 
 
 def mesh_text(shape: dict[str, int]) -> str:
