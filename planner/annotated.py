@@ -6,16 +6,18 @@ from math import prod
 
 from shardwright.errors import InputError
 from shardwright.planner.annotate import annotate
+from shardwright.planner.kernel_lowering import place_kernels
 from shardwright.planner.mlir import ir
 from shardwright.planner.plan import Plan, dim_axes
 from shardwright.planner.program import Program
 
 
-def annotated_stablehlo(program: Program, plan: Plan) -> str:
+def annotated_stablehlo(program: Program, plan: Plan, platform: str = "tpu") -> str:
     """The text of a program's module with the plan's shardings on it.
 
     Arguments and results of main have `sdy.sharding`, values inside `sdy.sharding_constraint`, and
-    the module says for how many devices it is. It computes what the program did.
+    the module says for how many devices it is. It computes what the program did. Kernels are
+    `shard_map` regions for the platform, or stay as they are where the program is from a file.
 
     Raises:
       InputError: the plan is of another program.
@@ -34,6 +36,9 @@ def annotated_stablehlo(program: Program, plan: Plan) -> str:
             [dim_axes(tensor.spec) for tensor in plan.data.program.inputs],
             [dim_axes(tensor.spec) for tensor in plan.data.program.outputs],
         )
+        if program.kernel_calls:
+            calls = program.kernel_calls
+            place_kernels(module, calls, plan.kernels(), plan.mesh_axes, platform)
         counts = {"mhlo.num_partitions": prod(plan.mesh_axes.values()), "mhlo.num_replicas": 1}
         for name, count in counts.items():
             module.operation.attributes[name] = ir.IntegerAttr.get(

@@ -12,7 +12,7 @@ from itertools import count
 from typing import Any
 
 import jax
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 from jaxlib.mlir.dialects import stablehlo
 
 from shardwright.errors import InputError
@@ -29,8 +29,8 @@ from shardwright.planner.mlir import ir, sdy
 def place_kernels(
     module: Any,
     calls: Sequence[KernelCall],
-    planned: Sequence[KernelShardings],
-    mesh: Mesh,
+    planned: Sequence[KernelShardings] | None,
+    mesh_shape: Mapping[str, int],
     platform: str,
 ) -> None:
     """Replaces the kernel calls of a normalised, annotated module, in place.
@@ -38,25 +38,23 @@ def place_kernels(
     Args:
       calls: the calls of the lowering that made the module, by number.
       planned: how each is to be sharded; calls inside a `shard_map` of the user need nothing.
-      mesh: the mesh of devices that the module runs on.
+        Where None, the module is for one device.
+      mesh_shape: mesh axis name -> size, as the module has it.
       platform: of the devices.
 
     Raises:
-      InputError: a call was not planned, or the kernel cannot be lowered for its shards.
+      InputError: a call was not planned, its function is not here, or it cannot be lowered for its
+        shards.
     """
-    by_key = {shardings.key: shardings for shardings in planned}
-    bodies = _Bodies(mesh, platform)
-    found = [
-        (key, op) for key, op in operation_keys(module).items() if CALL_ATTRIBUTE in op.attributes
-    ]
-    mesh_name = _mesh_name(module, dict(mesh.shape))
+    found = [(key, op, read_kernel(op)) for key, op in operation_keys(module).items()]
+    by_key = {shardings.key: shardings for shardings in planned or ()}
+    bodies = _Bodies(mesh_shape, platform)
     channels = _free_channels(module)
-    for key, op in found:
-        info = read_kernel(op)
-        assert info is not None
-        call = calls[ir.IntegerAttr(op.attributes[CALL_ATTRIBUTE]).value]
+    for key, op, info in found:
+        if info is None:
+            continue
         shardings = None
-        if not _inside_manual(op):
+        if planned is not None and not _inside_manual(op):
             shardings = by_key.get(key)
             if shardings is None or not _fits(shardings, op):
                 raise InputError(
@@ -65,14 +63,27 @@ def place_kernels(
                     where="kernels",
                     do="Plan this program again: it is not the one that was planned",
                 )
-        _replace(op, bodies.text(call, info, shardings), mesh_name, channels)
+        mesh_name = "" if shardings is None else _mesh_name(module, mesh_shape)
+        _replace(op, bodies.text(_call(op, calls, info), info, shardings), mesh_name, channels)
+
+
+def _call(op: Any, calls: Sequence[KernelCall], info: KernelInfo) -> KernelCall:
+    number = int(ir.IntegerAttr(op.attributes[CALL_ATTRIBUTE]).value)
+    if number >= len(calls):
+        raise InputError(
+            f"the program came from a file, which does not hold the function of kernel {info.name}",
+            where="kernels",
+            do="Give the function that was planned instead of the file",
+        )
+    return calls[number]
 
 
 class _Bodies:
     """Kernels as JAX lowers them for one mesh; equal calls are lowered once."""
 
-    def __init__(self, mesh: Mesh, platform: str) -> None:
-        self._mesh = mesh
+    def __init__(self, mesh_shape: Mapping[str, int], platform: str) -> None:
+        sizes, names = tuple(mesh_shape.values()), tuple(mesh_shape)
+        self._mesh = AbstractMesh(sizes, names, axis_types=(AxisType.Auto,) * len(names))
         self._platform = platform
         self._known: dict[Any, str] = {}
 

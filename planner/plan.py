@@ -304,7 +304,7 @@ class Plan:
                 self.constraints(),
                 same_platform=platform == planned_platform,
             )
-            place_kernels(module, calls, self.kernels(), mesh, platform)
+            place_kernels(module, calls, self.kernels(), self.mesh_axes, platform)
         return lowered
 
     def compile(

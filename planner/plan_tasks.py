@@ -37,10 +37,10 @@ class PlanTask:
     def as_task(self) -> Task:
         """For another process.
 
-        Pytrees may hold classes and functions that do not pickle, and planning needs none: they
-        stay here, and `with_trees` puts them back.
+        Pytrees and kernels may hold classes and functions that do not pickle, and planning needs
+        none: they stay here, and `with_trees` puts the trees back.
         """
-        bare = replace(self.program, in_tree=None, out_tree=None)
+        bare = replace(self.program, in_tree=None, out_tree=None, kernel_calls=())
         return Task("shardwright.planner.plan_tasks:run", replace(self, program=bare))
 
 

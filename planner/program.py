@@ -23,7 +23,7 @@ from jaxlib.mlir.dialects import stablehlo
 from shardwright.errors import InputError
 from shardwright.planner import mlir
 from shardwright.planner.given import program_mesh
-from shardwright.planner.kernels import planned_calls
+from shardwright.planner.kernels import KernelCall, planned_calls
 from shardwright.planner.mlir import ir
 from shardwright.planner.program_file import ProgramNames, take_names, write_names
 
@@ -55,6 +55,7 @@ class Program:
       out_tree: the pytree of the result, or None.
       mesh_axes: the mesh that shardings inside the program name, or None.
       fingerprint: SHA-256 of the module without locations; equal programs have equal ones.
+      kernel_calls: the calls of `sw.kernel` in it, with their functions; none from a file.
     """
 
     name: str
@@ -67,6 +68,7 @@ class Program:
     mesh_axes: dict[str, int] | None
     fingerprint: str
     donate_argnums: tuple[int, ...] = ()
+    kernel_calls: tuple[KernelCall, ...] = field(default=(), repr=False, compare=False)
 
     @contextmanager
     def module(self) -> Iterator[Any]:
@@ -106,7 +108,8 @@ class Program:
           InputError: the function does not trace with these arguments.
         """
         donated = _donated(fn, args, donate_argnums)
-        lowered = lower_for_planning(fn, args, donated)
+        with planned_calls() as calls:
+            lowered = lower_for_planning(fn, args, donated)
         return _from_module(
             lowered.compiler_ir("stablehlo").operation.get_asm(enable_debug_info=True),
             name=function_name(fn),
@@ -115,6 +118,7 @@ class Program:
             in_tree=jax.tree.structure(args),
             out_tree=jax.tree.structure(lowered.out_info),
             donate_argnums=donated,
+            kernel_calls=tuple(calls),
         )
 
     @staticmethod
@@ -301,6 +305,7 @@ def _from_module(
     in_tree: Any = None,
     out_tree: Any = None,
     donate_argnums: tuple[int, ...] = (),
+    kernel_calls: tuple[KernelCall, ...] = (),
 ) -> Program:
     where = name or "program"
     with mlir.new_context() as context:
@@ -331,6 +336,7 @@ def _from_module(
             mesh_axes=program_mesh(module),
             fingerprint=hashlib.sha256(asm.encode()).hexdigest(),
             donate_argnums=donate_argnums,
+            kernel_calls=kernel_calls,
         )
 
 

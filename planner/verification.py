@@ -28,6 +28,7 @@ from shardwright.errors import InputError, ShardwrightError
 from shardwright.hardware_profiles.chip import parse_chip
 from shardwright.hardware_profiles.slices import Slice, parse_slice
 from shardwright.planner.annotated import annotated_stablehlo
+from shardwright.planner.kernel_lowering import place_kernels
 from shardwright.planner.verification_report import (
     MemoryComparison,
     OutputComparison,
@@ -79,6 +80,12 @@ def verify(
       ShardwrightError: the compiler failed for another reason than memory, or took too long.
     """
     program = _planned_program(plan, fn, args)
+    if plan.data.kernels and not program.kernel_calls:
+        raise InputError(
+            "the program came from a file, which does not hold the functions of its kernels",
+            where="verify",
+            do="Give the function that was planned instead of the file",
+        )
     on = parse_slice(plan.data.topology, parse_chip(plan.data.chip))
     if compiler == "tpu":
         _check_libtpu()
@@ -89,7 +96,7 @@ def verify(
     with tempfile.TemporaryDirectory(prefix="shardwright-") as made:
         folder = Path(made) if keep is None else Path(keep)
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "annotated.mlir").write_text(annotated_stablehlo(program, plan))
+        (folder / "annotated.mlir").write_text(annotated_stablehlo(program, plan, compiler))
         job = _tpu_job(plan, on) if compiler == "tpu" else _cpu_job(plan, program, args, folder)
         (folder / "job.json").write_text(json.dumps(job))
         failure = _run(folder, compiler, on.devices, time_limit_s)
@@ -250,6 +257,7 @@ def _cpu_job(plan: Plan, program: Program, args: Sequence[Any], folder: Path) ->
             do="Verify fewer or smaller layers on CPU, or use the TPU compiler",
         )
     with program.module() as module:
+        place_kernels(module, program.kernel_calls, None, {}, "cpu")
         text = str(module.operation.get_asm(enable_debug_info=True))
     (folder / "plain.mlir").write_text(text)
     values = _values(program, args)
