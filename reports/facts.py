@@ -24,10 +24,15 @@ _PLACED = re.compile(r"(?P<what>.+) at (?P<source>\S.*:\d+)")
 STAGES = {
     "load": "loading",
     "trace": "tracing the program",
+    "queue": "waiting for the server",
+    "read": "reading the program",
     "graph": "building the op graph",
     "search": "searching meshes",
     "polish": "polishing the best",
     "plan": "writing the plan",
+    "annotate": "annotating the program",
+    "write": "writing the plan",
+    "done": "writing the plan",
 }
 """What people call the stages of planning."""
 

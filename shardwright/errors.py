@@ -53,6 +53,6 @@ class ServiceError(ShardwrightError):
         and "internal".
     """
 
-    def __init__(self, what: str, *, kind: str, where: str = "", do: str = "") -> None:
+    def __init__(self, what: str, *, where: str = "", do: str = "", kind: str = "internal") -> None:
         super().__init__(what, where=where, do=do)
         self.kind = kind
