@@ -52,9 +52,9 @@ def serve(
         "engine": engine,
     }
     settings = load_settings(**{name: v for name, v in options.items() if v is not None})
-    _log_to_stderr(settings.log_level)
     _check_address(settings.host, settings)
     with _bind(settings.host, settings.port) as listener:
+        _log_to_stderr(settings.log_level)
         app = create_app(settings)
         address, port = listener.getsockname()[:2]
         shown = f"[{address}]" if ":" in address else address
