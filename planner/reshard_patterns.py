@@ -161,11 +161,11 @@ class Changes:
         by_rank: dict[int, list[IntArray]] = {}
         for shape, pairs in questions:
             by_rank.setdefault(len(shape), []).append(pairs)
-        for rank, pairs in by_rank.items():
+        for rank, asked_pairs in by_rank.items():
             patterns = _patterns(len(self.sizes), rank)
             known = self._large.setdefault(rank, np.full(len(patterns.distinct), -1))
             asked = np.zeros(len(known), dtype=bool)
-            asked[patterns.index[np.concatenate(pairs)]] = True
+            asked[patterns.index[np.concatenate(asked_pairs)]] = True
             new = np.flatnonzero(asked & (known < 0))
             large: list[Pattern] = [
                 ((_LARGE,) * (max(row, default=-1) + 1), tuple(row))

@@ -9,8 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardwright.planner.solver import Edge, MemoryTerm, Problem, evaluate, solve
+from shardwright.planner.solver.incumbent import Incumbent
 from shardwright.planner.solver.network import Network, NoFeasibleChoiceError
-from shardwright.planner.solver.reductions import reduce
+from shardwright.planner.solver.reductions import forbid_unsupported, reduce, reduce_memory
+from shardwright.planner.solver.screening import screen
 
 
 def brute_force(problem: Problem) -> float:
@@ -30,6 +32,20 @@ def least_peak(problem: Problem) -> float:
         for choices in itertools.product(*(range(len(c)) for c in problem.costs))
     ]
     return min((c.peak for c in checked if math.isfinite(c.cost)), default=math.inf)
+
+
+def best_left(problem: Problem, network: Network) -> float:
+    """Least cost of what a network still allows, by enumeration; inf where nothing is feasible."""
+    rest = network.alive()
+    found = math.inf
+    for picked in itertools.product(*(range(len(network.costs(n))) for n in rest)):
+        choices = [0] * len(problem.costs)
+        for node, choice in zip(rest, picked, strict=True):
+            choices[node] = choice
+        checked = evaluate(problem, network.expand(choices))
+        if checked.feasible:
+            found = min(found, checked.cost)
+    return found
 
 
 @st.composite
@@ -78,16 +94,7 @@ def test_reductions_keep_an_optimal_choice(problem):
     except NoFeasibleChoiceError:
         assert best == math.inf
         return
-    rest = network.alive()
-    found = math.inf
-    for picked in itertools.product(*(range(len(network.costs(n))) for n in rest)):
-        choices = [0] * len(problem.costs)
-        for node, choice in zip(rest, picked, strict=True):
-            choices[node] = choice
-        checked = evaluate(problem, network.expand(choices))
-        if checked.feasible:
-            found = min(found, checked.cost)
-    assert found == best
+    assert best_left(problem, network) == best
 
 
 @settings(max_examples=200, deadline=None)
@@ -134,3 +141,34 @@ def test_an_infeasible_problem_tells_the_least_peak(problem):
         assert solution.least_peak is None
     else:
         assert solution.least_peak == least == evaluate(problem, solution.choices).peak
+
+
+@settings(max_examples=60, deadline=None)
+@given(problems(), st.sampled_from([0.5, 0.9, 1.0, 1.1]))
+def test_a_cutoff_stops_only_where_nothing_costs_less(problem, share):
+    best = brute_force(problem)
+    if not 0 < best < math.inf:
+        return
+    solution = solve(problem, time_limit_s=20, cutoff=share * best)
+    if solution.status == "cut off":
+        assert best >= share * best - 1e-9 * best
+        assert share * best <= solution.bound <= best * (1 + 1e-9)
+    else:
+        assert solution.cost == best
+
+
+@settings(max_examples=100, deadline=None)
+@given(problems())
+def test_screening_keeps_an_optimum_and_bounds_it(problem):
+    best = brute_force(problem)
+    network, incumbent = Network(problem), Incumbent(problem)
+    try:
+        forbid_unsupported(network, network.alive())
+        reduce_memory(network)
+        bound = screen(network, incumbent, gap=0.0, cutoff=math.inf, seed=0)
+        assert bound <= best * (1 + 1e-9) + 1e-9
+        reduce(network)
+    except NoFeasibleChoiceError:
+        assert incumbent.cost == best
+        return
+    assert min(incumbent.cost, best_left(problem, network)) == best

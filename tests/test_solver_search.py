@@ -152,6 +152,7 @@ def test_search_finds_and_proves_the_optimum(problem):
             seed=0,
             gap=0.0,
             workers=2,
+            cutoff=math.inf,
             on_progress=lambda bound: None,
         )
         search.run()

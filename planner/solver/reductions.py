@@ -34,7 +34,7 @@ def reduce(network: Network, expired: Callable[[], bool] = lambda: False) -> Non
     forbid_unsupported(network, network.alive())
     size = _size(network)
     while True:
-        _reduce_memory(network)
+        reduce_memory(network)
         shrink_graph(network)
         forbid_unsupported(network, network.alive())
         if not expired():
@@ -44,10 +44,15 @@ def reduce(network: Network, expired: Callable[[], bool] = lambda: False) -> Non
             break
     shrink_graph(network)
     forbid_unsupported(network, network.alive())
-    _reduce_memory(network)
+    reduce_memory(network)
 
 
-def _reduce_memory(network: Network) -> None:
+def reduce_memory(network: Network) -> None:
+    """Drop the strategies that do not fit and the time points that cannot bind.
+
+    Raises:
+      NoFeasibleChoiceError: there is no feasible choice.
+    """
     if not len(network.slack):
         return
     touched: set[int] = set()

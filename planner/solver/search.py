@@ -53,6 +53,7 @@ class Search:
         seed: int,
         gap: float,
         workers: int,
+        cutoff: float,
         on_progress: Callable[[float], None],
     ) -> None:
         self.bound = -math.inf
@@ -61,6 +62,7 @@ class Search:
         self._deadline = deadline
         self._seed = seed
         self._gap = max(gap, PROVEN)
+        self._cutoff = cutoff
         self._on_progress = on_progress
         self._workers = workers
         self._round = 0
@@ -219,7 +221,8 @@ class Search:
 
     def _done(self) -> bool:
         # A round that would not end in time is not begun.
-        return self._left() <= 1.3 * self._round_seconds or self._relative_gap() <= self._gap
+        enough = self._relative_gap() <= self._gap or self.bound >= self._cutoff
+        return enough or self._left() <= 1.3 * self._round_seconds
 
 
 def _improve(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -17,11 +17,13 @@ from shardwright.planner.solver.incumbent import PROVEN, Incumbent, relative_gap
 from shardwright.planner.solver.least_peak import find_least_peak
 from shardwright.planner.solver.network import IntArray, Network, NoFeasibleChoiceError
 from shardwright.planner.solver.problem import Problem, evaluate, validate
-from shardwright.planner.solver.reductions import reduce
+from shardwright.planner.solver.reductions import forbid_unsupported, reduce, reduce_memory
 
 _PLAIN_EXACT_ENTRIES = 5_000
 _ELIMINATION_ENTRIES = 1e6
 _LEAST_TIME_FOR_PEAK_S = 1.0
+LEAST_ENTRIES = 20_000
+"""Smaller networks are solved before a quick bound would tell anything."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,8 @@ class Solution:
       bound: no feasible choice costs less; inf where there is none.
       gap: (cost - bound) / |cost|.
       status: "optimal" where the gap asked for is proven (1e-9 where none was, the rounding of the
-        solvers), "feasible", or "infeasible" where no choice within the limit was found.
+        solvers), "feasible", "infeasible" where no choice within the limit was found, or "cut off"
+        where none costs less than the cutoff; its choices are then the best seen, if any.
       seconds: wall time taken.
       peak, limit: bytes.
       least_peak: where infeasible, the least peak memory found, in bytes; None where forbidden
@@ -46,7 +49,7 @@ class Solution:
     cost: float
     bound: float
     gap: float
-    status: Literal["optimal", "feasible", "infeasible"]
+    status: Literal["optimal", "feasible", "infeasible", "cut off"]
     seconds: float
     peak: float
     limit: float | None
@@ -61,6 +64,7 @@ def solve(
     seed: int = 0,
     warm_starts: Sequence[Sequence[int]] = (),
     gap: float = 0.0,
+    cutoff: float = math.inf,
     workers: int = 2,
     on_progress: Callable[[float, float, float], None] | None = None,
 ) -> Solution:
@@ -72,6 +76,7 @@ def solve(
       seed: of all random choices; the same seed tries the same things, as far as the time goes.
       warm_starts: choices to begin with, feasible or not.
       gap: relative gap at which to stop; 0 for a proven optimum.
+      cutoff: a cost that is of no use: stop once it is proven that nothing costs less.
       workers: threads.
       on_progress: called with (seconds, best cost, bound) as they improve.
 
@@ -90,8 +95,10 @@ def solve(
         if on_progress is not None:
             on_progress(time.perf_counter() - started, incumbent.cost, proven)
 
-    options = _Options(seed, gap, workers)
+    options = _Options(seed, gap, workers, cutoff)
     bound = _search_to(problem, incumbent, deadline, options, report)
+    if bound >= cutoff < min(math.inf, incumbent.cost):
+        return _cut_off(problem, incumbent, bound, started)
     if incumbent.found:
         return _conclude(problem, incumbent, bound, gap, started)
     return _conclude_infeasible(problem, incumbent, bound, deadline, options, started)
@@ -102,6 +109,11 @@ class _Options:
     seed: int
     gap: float
     workers: int
+    cutoff: float
+
+    def enough(self, cost: float, bound: float) -> bool:
+        """Whether there is nothing left to prove."""
+        return bound >= self.cutoff or relative_gap(cost, bound) <= max(self.gap, PROVEN)
 
 
 def _search_to(
@@ -113,12 +125,25 @@ def _search_to(
 ) -> float:
     """Improve the incumbent until proven or the deadline; the bound, inf where nothing fits."""
     started = time.perf_counter()
+    bound = -math.inf
     try:
         network = Network(problem)
+        forbid_unsupported(network, network.alive())
+        reduce_memory(network)
+        if network.entries() >= LEAST_ENTRIES:
+            from shardwright.planner.solver.screening import screen
+
+            bound = screen(
+                network, incumbent, gap=options.gap, cutoff=options.cutoff, seed=options.seed
+            )
+            report(bound)
+            if options.enough(incumbent.cost, bound):
+                return bound
         reduce(network, lambda: time.perf_counter() > 0.5 * (started + deadline))
-        return _solve_reduced(network, incumbent, deadline, options, report)
+        return max(bound, _solve_reduced(network, incumbent, deadline, options, report))
     except NoFeasibleChoiceError:
-        return math.inf
+        # What was forbidden for its bound costs more than the incumbent.
+        return incumbent.cost
 
 
 def _solve_reduced(
@@ -139,7 +164,7 @@ def _solve_reduced(
         choice, cost = solve_by_elimination(arrays, order)
         _offer(network, arrays, choice, incumbent)
         bound = cost + network.constant
-        if relative_gap(incumbent.cost, bound) <= max(options.gap, PROVEN):
+        if options.enough(incumbent.cost, bound):
             return bound
     if network.entries() > _PLAIN_EXACT_ENTRIES:
         from shardwright.planner.solver.search import Search
@@ -151,6 +176,7 @@ def _solve_reduced(
             seed=options.seed,
             gap=options.gap,
             workers=options.workers,
+            cutoff=options.cutoff,
             on_progress=report,
         )
         search.run()
@@ -192,6 +218,20 @@ def _conclude(
     )
 
 
+def _cut_off(problem: Problem, incumbent: Incumbent, bound: float, started: float) -> Solution:
+    choices = incumbent.choices or (0,) * len(problem.costs)
+    return Solution(
+        choices,
+        incumbent.cost,
+        bound,
+        relative_gap(incumbent.cost, bound),
+        "cut off",
+        time.perf_counter() - started,
+        incumbent.peak,
+        problem.memory_limit,
+    )
+
+
 def _conclude_infeasible(
     problem: Problem,
     incumbent: Incumbent,
@@ -204,7 +244,8 @@ def _conclude_infeasible(
 
     def attempt(tried: Problem, until: float) -> tuple[tuple[int, ...] | None, bool]:
         found = Incumbent(tried)
-        proven = _search_to(tried, found, until, options, lambda _: None)
+        free = replace(options, cutoff=math.inf)
+        proven = _search_to(tried, found, until, free, lambda _: None)
         return (found.choices if found.found else None), math.isinf(proven) and proven > 0
 
     extra = time.perf_counter() + _LEAST_TIME_FOR_PEAK_S
