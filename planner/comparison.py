@@ -139,6 +139,8 @@ def compare(
             seed=seed,
             model_flops=model_flops,
             chip=chip if chip is not None and on.chip == chip else None,
+            name=name,
+            tokens_per_step=tokens_per_step,
         )
         for on in slices
     ]
@@ -188,7 +190,7 @@ def _run(
         if not isinstance(outcome, Failure):
             program = task.program
             data = with_trees(outcome, program)
-            plans[position] = Plan(data, program.in_tree, program.out_tree)
+            plans[position] = Plan(data, program.in_tree, program.out_tree, program)
         report(SliceProgress(task.topology, row=rows[position]))
     return Comparison(
         table([rows[position] for position in range(len(tasks))]),

@@ -136,6 +136,25 @@ class ComputeModel(_Model):
     seconds: float
 
 
+class ScheduledModel(_Model):
+    """Kernels of one source line in a row, or one collective, where it stands in the program."""
+
+    kind: str = Field(description="compute, or what the collective is")
+    op: str = Field(description="the operation that takes most of the time, or near which it is")
+    source: str
+    axes: list[str] = Field(default=[], description="of a collective")
+    seconds: float = Field(description="of one pass of its loop, or of the step outside loops")
+    hides: bool = Field(default=False, description="an all-gather that hides behind compute")
+
+
+class ScheduledLoopModel(_Model):
+    """A loop in a schedule: entries that run so often, one after another."""
+
+    entries: list[ScheduledModel | ScheduledLoopModel]
+    trips: float
+    source: str
+
+
 class EstimateModel(_Model):
     """What one step costs on every device."""
 
@@ -152,6 +171,9 @@ class EstimateModel(_Model):
     memory: MemoryModel | None = Field(None, description="None in plans of older versions")
     compute: list[ComputeModel] = Field(
         default=[], description="source lines that compute longest; empty in older plans"
+    )
+    schedule: list[ScheduledModel | ScheduledLoopModel] = Field(
+        default=[], description="the step in program order; empty in older plans"
     )
 
 

@@ -40,6 +40,7 @@ from shardwright.planner.plan_schema import (
 )
 from shardwright.planner.program import Program, in_mesh
 from shardwright.planner.requests import PlanRequest, checked
+from shardwright.planner.schedule import schedule_entries
 from shardwright.planner.search import (
     Prepared,
     Progress,
@@ -292,6 +293,7 @@ def estimate_model(
         ],
         memory=_memory_model(graph, evaluation),
         compute=_compute_models(graph, evaluation),
+        schedule=schedule_entries(graph, evaluation),
     )
 
 

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from shardwright.errors import InputError
+from shardwright.planner.comparison_rows import ComparisonModel
 from shardwright.planner.plan_schema import PlanModel
+from shardwright.reports.comparison_charts import cost_against_time, step_time_against_chips
 from shardwright.reports.figures import Figure, memory_figure
 from shardwright.reports.time_figures import collectives_figure, step_time_figure
 from shardwright.reports.torus import lay_out
@@ -22,6 +24,7 @@ from shardwright.reports.views import logical_mesh
 
 Format = Literal["svg", "png"]
 _SCALE = 2
+_COMPARISON_SIZE = (900, 520)
 _SIZES = {"step-time": (900, 220), "memory": (1000, 460), "collectives": (1000, 460)}
 
 
@@ -73,6 +76,35 @@ def write_pictures(plan: PlanModel, folder: Path, form: Format) -> list[Path]:
             do="Give a folder that can be made and written",
         ) from None
     return sorted(folder / f"{name}.{form}" for name in tori | drawn)
+
+
+def write_comparison_pictures(
+    comparison: ComparisonModel, folder: Path, form: Format
+) -> list[Path]:
+    """Writes the charts of a comparison: those that its rows have data for.
+
+    Arguments, result and errors are those of `write_pictures`.
+    """
+    planned = [row for row in comparison.rows if row.fits]
+    figures = {
+        "step-time-against-chips": step_time_against_chips(planned),
+        "cost-against-time": cost_against_time(planned),
+    }
+    drawn = {
+        folder / f"{name}.{form}": (figure, _COMPARISON_SIZE)
+        for name, figure in figures.items()
+        if figure is not None
+    }
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _draw(drawn, form)
+    except OSError as error:
+        raise InputError(
+            f"pictures cannot be written here ({error.strerror})",
+            where=str(folder),
+            do="Give a folder that can be made and written",
+        ) from None
+    return sorted(drawn)
 
 
 def _framed(svg: str, width: int, height: int) -> Figure:

@@ -36,6 +36,8 @@ from shardwright.cli_keys import keys
 from shardwright.cli_remote import check_server, plan_on_server
 from shardwright.cli_report import report
 from shardwright.cli_serve import serve
+from shardwright.cli_sweep import sweep
+from shardwright.cli_trace import trace
 from shardwright.cli_verify import verify
 from shardwright.cli_work import model_options as _model_options
 from shardwright.cli_work import planning as _planning
@@ -333,11 +335,13 @@ def models(
 
 
 app.command()(compare)
+app.command()(sweep)
 app.command()(diff)
 app.command()(explain)
 app.command()(export)
 app.command()(report)
 app.command()(serve)
+app.command()(trace)
 app.command()(verify)
 app.add_typer(keys)
 app.add_typer(ci, name="ci")

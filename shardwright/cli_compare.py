@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,6 +14,9 @@ from shardwright.cli_console import make_console, print_note, print_view
 from shardwright.cli_quantities import parse_count, parse_duration
 from shardwright.cli_work import model_options, planning
 from shardwright.errors import DoesNotFitError, InputError
+
+if TYPE_CHECKING:
+    from shardwright.planner.comparison_rows import ComparisonModel
 
 Topologies = Annotated[
     list[str] | None,
@@ -80,7 +84,15 @@ def compare(
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="Write the table to this JSON file."),
+        typer.Option(
+            "--output", "-o", help="Write the table to this .json file, or a page to .html."
+        ),
+    ] = None,
+    png: Annotated[
+        Path | None, typer.Option(metavar="DIRECTORY", help="Write the charts as PNG files.")
+    ] = None,
+    svg: Annotated[
+        Path | None, typer.Option(metavar="DIRECTORY", help="Write the charts as SVG files.")
     ] = None,
     memory_fraction: Annotated[
         float, typer.Option(help="Part of a device's memory that may be used, up to 1.")
@@ -121,7 +133,10 @@ def compare(
         raise InputError(f"{budget:g} buys nothing", where="--budget", do="Give more than 0")
     chosen_options = model_options(settings, batch, sequence, layers, remat)
     if output is not None:
+        _check_form(output)
         inputs.check_output(output)
+        if output.suffix != ".json":
+            _need_reports()
     if save_plans is not None:
         _make_directory(save_plans)
 
@@ -156,7 +171,11 @@ def compare(
             on_progress=report,
         )
     if output is not None:
-        output.write_text(made.to_json() + "\n")
+        page = output.suffix != ".json"
+        output.write_text(_page(made.data) if page else made.to_json() + "\n", encoding="utf-8")
+    for folder, form in ((png, "png"), (svg, "svg")):
+        if folder is not None:
+            _write_charts(made.data, folder, form)
     if save_plans is not None:
         for topology, plan in made.plans.items():
             plan.save(save_plans / f"{topology.replace(':', '-').replace('*', 'x')}.json")
@@ -180,6 +199,38 @@ def _failure(rows: object) -> Exception:
     return InputError(
         "none of these slices has a plan", where="compare", do="See above why each has none"
     )
+
+
+def _check_form(output: Path) -> None:
+    if output.suffix not in (".json", ".html", ".htm"):
+        raise InputError(
+            f"{output.suffix or 'no suffix'} is no form of comparison",
+            where=str(output),
+            do="Give --output table.json or page.html",
+        )
+
+
+def _page(comparison: ComparisonModel) -> str:
+    _need_reports()
+    from shardwright.reports.comparison_page import comparison_page
+
+    return comparison_page(comparison)
+
+
+def _write_charts(comparison: ComparisonModel, folder: Path, form: str) -> None:
+    from shardwright.reports.pictures import write_comparison_pictures
+
+    files = write_comparison_pictures(comparison, folder, "svg" if form == "svg" else "png")
+    print_note(f"written to {folder}: {', '.join(file.name for file in files)}")
+
+
+def _need_reports() -> None:
+    if find_spec("jinja2") is None or find_spec("plotly") is None:
+        raise InputError(
+            "pages need jinja2 and plotly",
+            where="--output",
+            do='Install them: pip install "shardwright[report]"',
+        )
 
 
 def _make_directory(path: Path) -> None:
