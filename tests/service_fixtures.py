@@ -296,7 +296,7 @@ def ray_address() -> Iterator[str]:
         head = subprocess.Popen(
             child(
                 program, "start", "--head", "--node-ip-address=127.0.0.1", f"--port={port}",
-                f"--ray-client-server-port={free_port()}", "--num-cpus=2",
+                "--num-cpus=2",
                 f"--dashboard-agent-listen-port={free_port()}", "--include-dashboard=false",
                 "--object-store-memory=100000000", f"--temp-dir={folder}", "--block",
             ),
