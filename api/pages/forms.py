@@ -28,6 +28,7 @@ DEFAULTS: dict[str, str] = {
     "seed": "0",
 }
 """What the fields hold at first."""
+_WHERE_EMPTY = DEFAULTS | {"model": "", "slices": ""}
 
 
 def fields_of(request: Mapping[str, Any]) -> dict[str, str]:
@@ -54,7 +55,7 @@ def read_request(fields: Mapping[str, str]) -> PlanRequest | ComparisonRequest:
     Raises:
       InputError, Problem: a field is wrong; says which.
     """
-    given = {name: fields.get(name, "").strip() for name in DEFAULTS}
+    given = {name: fields.get(name, "").strip() or empty for name, empty in _WHERE_EMPTY.items()}
     slices = [name for name in re.split(r"[,\s]+", given["slices"]) if name]
     if not slices:
         raise InputError(
