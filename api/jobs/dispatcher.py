@@ -13,6 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from sqlalchemy.exc import InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+
 from shardwright.api.jobs.engine import (
     Engine,
     Failed,
@@ -31,6 +34,9 @@ _LOOK_SECONDS = 1.0
 """How often the store is looked at for jobs and cancellations that other servers wrote."""
 _PROGRESS_SECONDS = 0.5
 """How often the progress of one job is written at most."""
+_START_AGAIN_SECONDS = 5.0
+_PASSING = (OSError, OperationalError, InterfaceError, PoolTimeoutError)
+"""What a store says that is away and may come back."""
 _FOLDERS = {"plan": "plans", "evaluate": "evaluations", "inspect": "inspections"}
 
 
@@ -79,6 +85,7 @@ class Dispatcher:
         self._running: dict[str, _Running] = {}
         self._scratch = scratch
         self._reports: collections.deque[Report] = collections.deque()
+        self._start_trouble = ""
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="dispatcher", daemon=True)
         self._healthy_at = 0.0
@@ -105,13 +112,15 @@ class Dispatcher:
         """Why jobs do not run, in one line for the operator; empty where all is well."""
         if not self._thread.is_alive():
             return "the dispatcher has ended"
+        if self._start_trouble:
+            return f"the engine does not start: {self._start_trouble}"
         if time.monotonic() - self._healthy_at > self._lease_s:
             return "the dispatcher cannot reach the store"
         return self._engine.trouble()
 
     def _run(self) -> None:
-        self._engine.start()
         try:
+            self._start_engine()
             while not self._stopping.is_set():
                 try:
                     self._step()
@@ -121,6 +130,17 @@ class Dispatcher:
                     self._stopping.wait(_LOOK_SECONDS)
         finally:
             self._give_back()
+
+    def _start_engine(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                self._engine.start()
+                self._start_trouble = ""
+                return
+            except Exception as error:  # a cluster that is not there yet, say
+                _log.exception("the engine does not start and is started again")
+                self._start_trouble = str(error).splitlines()[0] if str(error) else repr(error)
+                self._stopping.wait(_START_AGAIN_SECONDS)
 
     def _step(self) -> None:
         now = time.monotonic()
@@ -138,7 +158,7 @@ class Dispatcher:
         self._reports += self._engine.poll(_PROGRESS_SECONDS)
         while self._reports:
             # A report that cannot be written now, as the store is away, stays for the next time.
-            self._take(self._reports[0])
+            self._settle(self._reports[0])
             self._reports.popleft()
         self._tell_progress()
         if self._engine.free():
@@ -153,15 +173,17 @@ class Dispatcher:
             folder = Path(tempfile.mkdtemp(prefix="job-", dir=self._scratch))
             self._running[claim.token] = _Running(claim, folder)
             waited = (job.started_at or job.created_at) - job.created_at
-            self._observe(Observation("started", job, waited.total_seconds()))
+            self._tell(Observation("started", job, waited.total_seconds()))
             try:
-                task = self._task(claim, folder)
+                self._engine.submit(self._task(claim, folder))
             except FileNotFoundError:
                 what = f"the file of the program {job.program} is not there"
                 failure = Failure("input", what, "program", "Upload the program again")
                 self._reports.append(Failed(claim.token, failure))
-                continue
-            self._engine.submit(task)
+            except Exception:
+                self._forget(claim.token)
+                self._store.jobs.release(claim)
+                raise
 
     def _task(self, claim: Claim, folder: Path) -> Task:
         job, files = claim.job, self._store.files
@@ -188,8 +210,23 @@ class Dispatcher:
             self._engine.cancel(token)
             job = self._store.jobs.get(None, self._running[token].claim.job.id)
             if job is not None and job.status == "cancelled":
-                self._observe(Observation("cancelled", job))
+                self._tell(Observation("cancelled", job))
             self._forget(token)
+
+    def _settle(self, report: Report) -> None:
+        """Writes what became of a task.
+
+        Raises:
+          Exception: the store cannot be reached; the report is to be settled later.
+        """
+        try:
+            self._take(report)
+        except _PASSING:
+            raise
+        except Exception as error:  # a result that cannot be kept must not stop all others
+            _log.exception("what became of a job cannot be kept")
+            what = f"its result cannot be kept: {type(error).__name__}: {str(error)[:300]}"
+            self._take(Failed(report.task_id, Failure("internal", what, "job", "Report it")))
 
     def _take(self, report: Report) -> None:
         running = self._running.get(report.task_id)
@@ -208,7 +245,7 @@ class Dispatcher:
         claim = running.claim
         # Every attempt has a folder of its own, which the row names once all files are in it: a
         # crash in between, or a second runner, cannot mix the files of two attempts.
-        home = f"{_FOLDERS[claim.job.kind]}/{claim.job.id}"
+        home = _home(claim.job)
         folder = f"{home}/{claim.token}"
         paths = {name: f"{folder}/{name}" for name in report.files}
         for name, path in paths.items():
@@ -223,15 +260,18 @@ class Dispatcher:
         for other in self._store.files.folders(home) if paths else ():
             if other != claim.token:
                 self._store.files.delete_tree(f"{home}/{other}")
-        self._observe(Observation("succeeded", job, stage_seconds=report.stage_seconds))
+        self._tell(Observation("succeeded", job, stage_seconds=report.stage_seconds))
 
     def _failed(self, running: _Running, failure: Failure) -> None:
         jobs, error = self._store.jobs, failure.as_error()
         self._flush(running)
         retry = jobs.retry if failure.may_be_retried else jobs.fail
         job = retry(running.claim, error)
-        if job is not None:
-            self._observe(Observation("failed" if job.is_final else "retried", job))
+        if job is None:
+            return
+        if job.is_final:
+            self._store.files.delete_tree(_home(job))
+        self._tell(Observation("failed" if job.is_final else "retried", job))
 
     def _tell_progress(self) -> None:
         now = time.monotonic()
@@ -247,6 +287,12 @@ class Dispatcher:
     def _forget(self, token: str) -> None:
         shutil.rmtree(self._running.pop(token).folder, ignore_errors=True)
 
+    def _tell(self, observation: Observation) -> None:
+        try:
+            self._observe(observation)
+        except Exception:  # a fault in metrics is no reason to lose a job
+            _log.exception("an observer failed")
+
     def _give_back(self) -> None:
         self._engine.stop()
         for token, running in list(self._running.items()):
@@ -256,3 +302,8 @@ class Dispatcher:
                 _log.exception("job %s could not be given back", running.claim.job.id)
             self._forget(token)
         shutil.rmtree(self._scratch, ignore_errors=True)
+
+
+def _home(job: Job) -> str:
+    """The folder of a job's attempts in the store of files."""
+    return f"{_FOLDERS[job.kind]}/{job.id}"
