@@ -289,6 +289,7 @@ def _notes(plan: PlanModel, everything: bool) -> tuple[RenderableType, ...]:
     sections: list[RenderableType] = []
     for title, style, notes in (
         ("Replicated for want of a sharding rule", "yellow", plan.replicated_ops),
+        ("Kernels of unknown FLOPs, counted by their bytes alone", "yellow", plan.unpriced_ops),
         ("Assumed", "yellow", plan.assumptions),
         ("Compiler options", "", options),
     ):
