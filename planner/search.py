@@ -1,7 +1,8 @@
 """Steps 4 and 5: the best plan over the logical meshes of a slice.
 
 For each mesh the integer program is solved, its solution is put through the partitioner, and the
-exact evaluation decides between meshes.
+exact evaluation decides between meshes. A mesh whose bound shows that it cannot be worth it is
+neither solved to the end nor evaluated.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NoReturn
 
 from shardwright.cost_models.memory import PeakMemory
 from shardwright.hardware_profiles.mesh import LogicalMesh
@@ -19,6 +21,7 @@ from shardwright.planner.evaluation import Evaluation, evaluate_partitioned
 from shardwright.planner.fusion import FusionPlan, plan_fusions
 from shardwright.planner.graph import OpGraph, build_graph
 from shardwright.planner.liveness import Lifetime, lifetimes
+from shardwright.planner.mesh_order import GoodMeshes
 from shardwright.planner.misfit import does_not_fit
 from shardwright.planner.nodes import NodeGraph, build_nodes
 from shardwright.planner.partitioned import Partitioned, partition
@@ -27,9 +30,12 @@ from shardwright.planner.program import Program
 from shardwright.planner.skeleton import Skeleton, build_skeleton
 from shardwright.planner.solver import Solution, solve
 
-_HIDING_WEIGHTS = (0.05, 0.5, 1.0)
+_LEAST_WEIGHT = 1e-3
+"""Of gathers against the compute that they hide behind: among plans of equal steps, that with less
+to gather is taken, and a bound of the integer program is at most this much below the step."""
+_HIDING_WEIGHTS = (0.5, 0.8, 1.0)
 _MEMORY_ROUNDS = 3
-_SEARCH_GAP = 2e-3
+_SEARCH_GAP = 1e-3
 _FINAL_GAP = 1e-4
 _LEAST_SECONDS = 2.0
 _AN_AXIS_MORE = 4.0
@@ -42,6 +48,8 @@ _BINDING = 1.1
 """Memory counts as binding where the solution takes this close to its limit."""
 _WORTH_A_MESH = 0.002
 """Meshes whose plans differ by less than this part of the step time count as equally fast."""
+_KEPT = 4
+"""Plans kept besides the best."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +111,13 @@ class Misfit:
 
 
 @dataclass(frozen=True)
+class RuledOut:
+    """No plan on a mesh takes less than `bound_s` seconds by the integer program: too slow."""
+
+    bound_s: float
+
+
+@dataclass(frozen=True)
 class Considered:
     """What became of one mesh."""
 
@@ -114,10 +129,11 @@ class Considered:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """The best candidate and every mesh that was considered."""
+    """The best candidate, every mesh that was considered, and the best plans on other meshes."""
 
     best: Candidate
     considered: tuple[Considered, ...]
+    others: tuple[Candidate, ...] = field(default=(), repr=False)
 
 
 def prepare(program: Program) -> Prepared:
@@ -143,80 +159,146 @@ def search_meshes(
     """Plans a program on every mesh in turn, as far as the time limit lets it.
 
     The first mesh is always planned, however long it takes; the limit is for the others. A mesh is
-    left out where meshes like it took longer than what is left.
+    ruled out where a bound proves that no plan on it is worth more than the best so far, and left
+    out where meshes like it took longer than what is left. Meshes that split an axis of a good one
+    come before others with as many axes.
 
     Raises:
       DoesNotFitError: no mesh has a plan within the memory limit.
     """
-    deadline = time.monotonic() + time_limit_s
-    best: Candidate | None = None
-    considered: list[Considered] = []
-    misfits: list[Misfit] = []
-    took: dict[int, float] = {}
-    for number, mesh in enumerate(meshes):
-        began = time.monotonic()
-        left = deadline - began
-        axes = len(mesh.shape)
-        likely = took.get(axes, _AN_AXIS_MORE * max(took.values(), default=0.0))
-        if left < likely:
-            considered.append(Considered(mesh, "not tried: out of time"))
-            continue
-        best_step = None if best is None else best.evaluation.step_s
-        tried = Progress("search", number, len(meshes), best_step, mesh.describe(), _gap(best))
-        on_progress(tried)
-        outcome = solve_mesh(
-            prepared,
-            prepared.problem(mesh, fixed_on(mesh)),
-            memory_limit,
-            _FIRST_MESH_SECONDS if number == 0 else max(left, _LEAST_SECONDS),
-            seed,
-            _SEARCH_GAP,
+    search = _Search(prepared, meshes, memory_limit, fixed_on, time_limit_s, seed, on_progress)
+    return search.run()
+
+
+class _Search:
+    """One search over meshes."""
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        meshes: Sequence[LogicalMesh],
+        memory_limit: float,
+        fixed_on: Callable[[LogicalMesh], Fixed],
+        time_limit_s: float,
+        seed: int,
+        on_progress: Callable[[Progress], None],
+    ) -> None:
+        self._prepared = prepared
+        self._meshes = meshes
+        self._limit = memory_limit
+        self._fixed_on = fixed_on
+        self._seconds = time_limit_s
+        self._deadline = time.monotonic() + time_limit_s
+        self._seed = seed
+        self._on_progress = on_progress
+        self._found: list[Candidate] = []
+        self._best: Candidate | None = None
+        self._considered: dict[LogicalMesh, Considered] = {}
+        self._misfits: list[Misfit] = []
+        self._took: dict[int, float] = {}
+        self._good = GoodMeshes()
+
+    def run(self) -> SearchResult:
+        left = list(self._meshes)
+        while left:
+            mesh = self._good.next_of(left)
+            left.remove(mesh)
+            self._try(mesh)
+        if self._best is None:
+            self._raise_misfit()
+        self._polish()
+        assert self._best is not None
+        best = self._best
+        others = sorted(
+            (c for c in self._found if c.problem.mesh is not best.problem.mesh),
+            key=lambda c: c.evaluation.step_s,
         )
-        took[axes] = max(took.get(axes, 0.0), time.monotonic() - began)
-        if number == 0:
-            deadline = time.monotonic() + time_limit_s
-        if isinstance(outcome, Misfit):
-            misfits.append(outcome)
+        considered = tuple(self._considered[mesh] for mesh in self._meshes)
+        return SearchResult(best, considered, tuple(others[:_KEPT]))
+
+    def _try(self, mesh: LogicalMesh) -> None:
+        first = not self._considered
+        began = time.monotonic()
+        axes = len(mesh.shape)
+        likely = self._took.get(axes, _AN_AXIS_MORE * max(self._took.values(), default=0.0))
+        if self._deadline - began < likely:
+            self._note(Considered(mesh, "not tried: out of time"))
+            return
+        self._report("search", mesh.describe())
+        cutoff = math.inf
+        if self._best is not None:
+            cutoff = self._best.evaluation.step_s * (1 - _WORTH_A_MESH)
+        outcome = solve_mesh(
+            self._prepared,
+            self._prepared.problem(mesh, self._fixed_on(mesh)),
+            self._limit,
+            _FIRST_MESH_SECONDS if first else max(self._deadline - began, _LEAST_SECONDS),
+            self._seed,
+            _SEARCH_GAP,
+            cutoff=cutoff,
+        )
+        self._took[axes] = time.monotonic() - began
+        if first:
+            self._deadline = time.monotonic() + self._seconds
+        if isinstance(outcome, RuledOut):
+            if math.isinf(outcome.bound_s):
+                self._note(Considered(mesh, "does not fit"))
+                return
+            status = f"ruled out: no plan on it takes less than {outcome.bound_s:.4g} s"
+            self._note(Considered(mesh, status))
+            self._report("search", f"{mesh.describe()}: {status}")
+            self._good.note(mesh, outcome.bound_s)
+        elif isinstance(outcome, Misfit):
+            self._misfits.append(outcome)
             status = "does not fit" if outcome.proven else "no plan that fits found in time"
-            considered.append(Considered(mesh, status, None, outcome.least.bytes))
-            continue
-        evaluation = outcome.evaluation
-        considered.append(Considered(mesh, "planned", evaluation.step_s, evaluation.peak.bytes))
-        # Meshes come simplest first; a later one must be worth it.
-        if best_step is None or evaluation.step_s < best_step * (1 - _WORTH_A_MESH):
-            best = outcome
-    if best is None:
+            self._note(Considered(mesh, status, None, outcome.least.bytes))
+        else:
+            evaluation = outcome.evaluation
+            self._note(Considered(mesh, "planned", evaluation.step_s, evaluation.peak.bytes))
+            self._good.note(mesh, evaluation.step_s)
+            self._found.append(outcome)
+            # Meshes come simplest first; a later one must be worth it.
+            if evaluation.step_s < cutoff:
+                self._best = outcome
+
+    def _note(self, considered: Considered) -> None:
+        self._considered[considered.mesh] = considered
+
+    def _report(self, stage: str, message: str = "") -> None:
+        best = self._best
+        step = None if best is None else best.evaluation.step_s
+        gap = None if best is None or math.isinf(best.solution.gap) else best.solution.gap
+        tried = len(self._considered)
+        self._on_progress(Progress(stage, tried, len(self._meshes), step, message, gap))
+
+    def _raise_misfit(self) -> NoReturn:
+        misfits = self._misfits
         least = min((misfit.least for misfit in misfits), key=lambda peak: peak.bytes)
-        proven = len(misfits) == len(meshes) and all(misfit.proven for misfit in misfits)
-        name, on = prepared.program.name, meshes[0].slice
-        raise does_not_fit(name, on, memory_limit, least, proven=proven)
-    best_step = best.evaluation.step_s
-    on_progress(Progress("polish", len(meshes), len(meshes), best_step, gap=_gap(best)))
-    left = max(deadline - time.monotonic(), _LEAST_SECONDS)
-    polished = solve_mesh(
-        prepared,
-        best.problem,
-        memory_limit,
-        left,
-        seed,
-        _FINAL_GAP,
-        warm=[best.solution.choices],
-    )
-    if isinstance(polished, Candidate) and polished.evaluation.step_s <= best.evaluation.step_s:
-        best = polished
-        evaluation = best.evaluation
-        considered = [
-            Considered(c.mesh, c.status, evaluation.step_s, evaluation.peak.bytes)
-            if c.mesh is best.problem.mesh
-            else c
-            for c in considered
-        ]
-    return SearchResult(best, tuple(considered))
+        proven = len(misfits) == len(self._meshes) and all(misfit.proven for misfit in misfits)
+        name, on = self._prepared.program.name, self._meshes[0].slice
+        raise does_not_fit(name, on, self._limit, least, proven=proven)
 
-
-def _gap(best: Candidate | None) -> float | None:
-    gap = math.inf if best is None else best.solution.gap
-    return gap if math.isfinite(gap) else None
+    def _polish(self) -> None:
+        """Solves the best mesh to a smaller gap."""
+        best = self._best
+        assert best is not None
+        self._report("polish")
+        polished = solve_mesh(
+            self._prepared,
+            best.problem,
+            self._limit,
+            max(self._deadline - time.monotonic(), _LEAST_SECONDS),
+            self._seed,
+            _FINAL_GAP,
+            warm=[best.solution.choices],
+        )
+        if not isinstance(polished, Candidate):
+            return
+        if polished.evaluation.step_s <= best.evaluation.step_s:
+            self._best = polished
+            evaluation = polished.evaluation
+            mesh = polished.problem.mesh
+            self._note(Considered(mesh, "planned", evaluation.step_s, evaluation.peak.bytes))
 
 
 def solve_mesh(
@@ -227,27 +309,35 @@ def solve_mesh(
     seed: int,
     gap: float,
     warm: Sequence[tuple[int, ...]] = (),
-) -> Candidate | Misfit:
+    cutoff: float = math.inf,
+) -> Candidate | Misfit | RuledOut:
     """The best candidate on one mesh, or the least memory found where none fits.
 
     The integer program knows memory and overlap only nearly. Where its memory differs from the
-    exact evaluation's, it is solved again with its limit moved by the difference; where gathers
-    last longer than the compute that they hide behind, they are weighed more.
+    exact evaluation's, it is solved again with its limit moved by the difference; where the
+    gathers of a loop last longer than the compute that they hide behind, they are weighed more.
+
+    Args:
+      cutoff: seconds of a step; a mesh on which no plan takes less is ruled out.
     """
     deadline = time.monotonic() + time_limit_s
     best: Candidate | None = None
     least: PeakMemory | None = None
     proven = False
+    weights = dict.fromkeys(problem.loops, _LEAST_WEIGHT)
     for weight in _HIDING_WEIGHTS:
         limit = memory_limit
         for _ in range(_MEMORY_ROUNDS):
             solution = solve(
-                problem.weighed(weight, limit),
+                problem.weighed(weights, limit),
                 time_limit_s=max(_LEAST_SECONDS, deadline - time.monotonic()),
                 seed=seed,
                 gap=gap,
+                cutoff=cutoff,
                 warm_starts=warm,
             )
+            if solution.status == "cut off":
+                return best or RuledOut(solution.bound)
             candidate = evaluate_choices(prepared, problem, solution)
             peak = candidate.evaluation.peak
             proven = solution.bound == float("inf")
@@ -263,12 +353,19 @@ def solve_mesh(
             if (not too_strict and peak.bytes <= memory_limit) or moved <= 0:
                 break
             limit = moved
-        compute, gathers, _ = problem.seconds(solution.choices)
-        if best is None or gathers <= compute:
+        longer = _gathering_longest(problem, solution)
+        if best is None or not longer:
             break
+        weights.update(dict.fromkeys(longer, weight))
     if best is not None:
         return best
     return Misfit(least or peak, proven)
+
+
+def _gathering_longest(problem: ShardingProblem, solution: Solution) -> list[int]:
+    """The loops whose gathers last longer than the compute that they can hide behind."""
+    compute, gathers, _ = problem.seconds_by_loop(solution.choices)
+    return [loop for loop, seconds in gathers.items() if seconds > compute.get(loop, 0.0)]
 
 
 def evaluate_choices(prepared: Prepared, problem: ShardingProblem, solution: Solution) -> Candidate:

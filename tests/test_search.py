@@ -1,0 +1,127 @@
+"""The search over meshes: its order, what it rules out, and the plans that it keeps."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import shardwright as sw
+from shardwright.hardware_profiles.mesh import LogicalMesh, enumerate_meshes
+from shardwright.hardware_profiles.slices import parse_slice
+from shardwright.planner.mesh_order import GoodMeshes, splits
+from shardwright.planner.search import (
+    Candidate,
+    Prepared,
+    Progress,
+    RuledOut,
+    prepare,
+    search_meshes,
+    solve_mesh,
+)
+
+TOPOLOGY = "v5e:4x4"
+MEMORY = 15e9
+
+
+def mesh_of(shape: tuple[int, ...], layout: str) -> LogicalMesh:
+    """The mesh with these axis sizes whose layout is described so."""
+    return next(
+        m
+        for m in enumerate_meshes(parse_slice(TOPOLOGY), 3)
+        if tuple(m.shape.values()) == shape and layout in m.describe()
+    )
+
+
+WHOLE = mesh_of((16,), "")
+SQUARE = mesh_of((4, 4), "x=4 on x, y=4 on y")
+SPLIT = mesh_of((2, 2, 4), "x_outer=2 on x")
+
+
+def test_a_mesh_splits_what_its_axes_make_up() -> None:
+    assert splits(SQUARE, WHOLE) and splits(SPLIT, SQUARE) and splits(SPLIT, WHOLE)
+
+
+def test_a_mesh_does_not_split_itself_nor_what_is_finer() -> None:
+    assert not splits(SQUARE, SQUARE)
+    assert not splits(SQUARE, SPLIT)
+
+
+def test_a_mesh_does_not_split_another_way_round_the_torus() -> None:
+    # x_outer and y together with x_inner alone is no union of x and y.
+    other = mesh_of((8, 2), "x_outer_y=8")
+    assert splits(SPLIT, other)
+    assert not splits(SQUARE, other) and not splits(other, SQUARE)
+
+
+def test_meshes_of_three_axes_that_split_a_fast_one_come_first() -> None:
+    three = [m for m in enumerate_meshes(parse_slice(TOPOLOGY), 3) if len(m.axes) == 3]
+    good = GoodMeshes()
+    fast = mesh_of((8, 2), "x_outer_y=8")
+    good.note(SQUARE, 2.0)
+    good.note(fast, 1.0)
+    chosen = good.next_of(three)
+    assert splits(chosen, fast)
+
+
+@pytest.fixture(scope="module")
+def two_layers() -> Prepared:
+    def loss(weights: tuple[jax.Array, jax.Array], x: jax.Array) -> jax.Array:
+        return jnp.square(jax.nn.relu(x @ weights[0]) @ weights[1]).mean()
+
+    def step(weights: tuple[jax.Array, jax.Array], x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return jax.tree.map(lambda w, g: w - 0.1 * g, weights, jax.grad(loss)(weights, x))
+
+    weights = tuple(jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in ((4096, 16384), (16384, 4096)))
+    x = jax.ShapeDtypeStruct((8192, 4096), jnp.bfloat16)
+    return prepare(sw.Program.trace(step, weights, x, donate_argnums=0))
+
+
+def test_no_mesh_that_was_ruled_out_has_a_better_plan(two_layers: Prepared) -> None:
+    # Every mesh ruled out is solved to the end, which the search itself never does.
+    told: list[Progress] = []
+    meshes = [m for m in enumerate_meshes(parse_slice(TOPOLOGY), 3) if len(m.axes) < 3]
+    found = search_meshes(
+        two_layers,
+        meshes,
+        MEMORY,
+        fixed_on=lambda mesh: {},
+        time_limit_s=120,
+        seed=0,
+        on_progress=told.append,
+    )
+    best = found.best.evaluation.step_s
+    out = [c for c in found.considered if c.status.startswith("ruled out")]
+    assert out
+    for considered in out:
+        solved = solve_mesh(
+            two_layers, two_layers.problem(considered.mesh), MEMORY, 60, seed=0, gap=1e-4
+        )
+        assert isinstance(solved, Candidate)
+        assert solved.evaluation.step_s >= best * (1 - 0.004)
+    assert [c.mesh for c in found.considered] == meshes
+    assert any("ruled out" in progress.message for progress in told)
+
+
+def test_plans_on_other_meshes_are_kept_fastest_first(two_layers: Prepared) -> None:
+    meshes = [WHOLE, SQUARE, mesh_of((8, 2), "x_outer_y=8")]
+    found = search_meshes(
+        two_layers,
+        meshes,
+        MEMORY,
+        fixed_on=lambda mesh: {},
+        time_limit_s=120,
+        seed=0,
+        on_progress=lambda progress: None,
+    )
+    steps = [c.evaluation.step_s for c in found.others]
+    assert steps == sorted(steps)
+    assert found.best.problem.mesh not in [c.problem.mesh for c in found.others]
+
+
+def test_a_mesh_is_ruled_out_by_a_bound_above_the_cutoff(two_layers: Prepared) -> None:
+    problem = two_layers.problem(SQUARE)
+    solved = solve_mesh(two_layers, problem, MEMORY, 60, seed=0, gap=1e-4)
+    assert isinstance(solved, Candidate)
+    step = solved.evaluation.step_s
+    ruled_out = solve_mesh(two_layers, problem, MEMORY, 60, seed=0, gap=1e-4, cutoff=0.5 * step)
+    assert isinstance(ruled_out, RuledOut)
+    assert 0.5 * step <= ruled_out.bound_s <= step
