@@ -160,7 +160,16 @@ EVENTS: dict[int | str, dict[str, Any]] = {
         "description": "Events `progress` as they come, and a last one `done` with the result",
         "content": {
             "text/event-stream": {
-                "schema": {"type": "string"},
+                "schema": {
+                    "type": "object",
+                    "description": "one event; data is JSON",
+                    "properties": {
+                        "id": {"type": "string", "pattern": "^[0-9]+$"},
+                        "event": {"type": "string", "enum": ["progress", "done"]},
+                        "data": {"type": "string", "contentMediaType": "application/json"},
+                    },
+                    "required": ["id", "event", "data"],
+                },
                 "example": 'id: 1\nevent: progress\ndata: {"stage":"search","meshes_tried":3,'
                 '"meshes":17,"best_step_s":0.212,"gap":0.01,"message":null}\n\n',
             }
