@@ -207,23 +207,38 @@ def test_server_that_is_killed_and_started_again_while_followed_still_gives_the_
     assert without_times(plan) == without_times(local)
 
 
-def test_keys_are_needed_where_there_are_keys(service_factory: Callable[..., Service]) -> None:
+@pytest.fixture(scope="module")
+def keys(service_factory: Callable[..., Service]) -> tuple[str, str, str]:
+    """A server with keys: its URL, a key that may plan, and one that may read."""
     service = service_factory(started=False)
-    key = service.make_key("ada")
+    made = service.make_key("ada"), service.make_key("reader", "--scope", "read")
     service.start()
-    with sw.Client(service.url, key) as client:
+    return service.url, *made
+
+
+def test_keys_are_needed_where_there_are_keys(keys: tuple[str, str, str]) -> None:
+    url, key, _ = keys
+    with sw.Client(url, key) as client:
         assert client.list().items == []
     for wrong in (None, key[:-4] + "aaaa", "sw_x_y"):
-        with sw.Client(service.url, wrong) as client, pytest.raises(sw.ServiceError) as caught:
+        with sw.Client(url, wrong) as client, pytest.raises(sw.ServiceError) as caught:
             client.list()
         assert caught.value.kind == "unauthorized"
         assert key not in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_key_that_may_only_read_cannot_plan(service_factory: Callable[..., Service]) -> None:
-    service = service_factory(started=False)
-    key = service.make_key("reader", "--scope", "read")
-    service.start()
-    with sw.Client(service.url, key) as client, pytest.raises(sw.ServiceError) as caught:
+def test_key_that_may_only_read_cannot_plan(keys: tuple[str, str, str]) -> None:
+    url, _, reader = keys
+    with sw.Client(url, reader) as client, pytest.raises(sw.ServiceError) as caught:
         ask(client)
     assert caught.value.kind == "unauthorized"
+
+
+def test_plans_of_other_keys_are_not_there(keys: tuple[str, str, str]) -> None:
+    url, key, reader = keys
+    with sw.Client(url, key) as client:
+        job = client.submit("mlp", topology="v5e:2x2", time_limit_s=0.1)
+    with sw.Client(url, reader) as client:
+        assert client.list().items == []
+        with pytest.raises(sw.InputError, match=f"there is no plan {job.id}"):
+            client.get(job.id)
