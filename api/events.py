@@ -1,7 +1,6 @@
 """Server-sent events of jobs.
 
-One task reads the new events of all jobs that are watched, in one query a tick, and hands them
-out. A watcher costs a queue: neither a thread nor a connection to the database.
+One task asks in one query a tick which of the watched jobs have new events, and hands them out. A watcher costs a queue: neither a thread nor a connection to the database.
 
 Source of the format: WHATWG HTML Living Standard, section "Server-sent events".
 """
@@ -105,7 +104,12 @@ class EventHub:
                 del self._watchers[job_id]
 
     def _new_events(self, wanted: dict[str, int]) -> dict[str, list[JobEvent]]:
-        return {job_id: self._store.jobs.events(job_id, after) for job_id, after in wanted.items()}
+        newest = self._store.jobs.newest_events(wanted)
+        return {
+            job_id: self._store.jobs.events(job_id, after)
+            for job_id, after in wanted.items()
+            if newest.get(job_id, 0) > after
+        }
 
     async def _run(self) -> None:
         while True:
