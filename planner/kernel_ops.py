@@ -45,8 +45,8 @@ class KernelInfo(BaseModel):
     sizes: dict[str, int]
     operands: tuple[Dims, ...]
     results: tuple[Dims, ...]
-    whole: frozenset[str]
-    reduction: frozenset[str]
+    whole: tuple[str, ...]
+    reduction: tuple[str, ...]
     flops: str
     hbm_bytes: str | None
     efficiency: float | None = Field(gt=0, le=1)
@@ -97,9 +97,10 @@ def read_kernel(op: Any) -> KernelInfo | None:
         told = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
         raise _damaged(told) from None
     where = f"kernel {info.name}"
-    rule = KernelRule(info.name, info.operands, info.results, info.whole, info.reduction)
+    whole, reduction = frozenset(info.whole), frozenset(info.reduction)
+    rule = KernelRule(info.name, info.operands, info.results, whole, reduction)
     before, after = ([tuple(v.type.shape) for v in values] for values in (op.operands, op.results))
-    marked = info.whole | info.reduction
+    marked = whole | reduction
     if rule.sizes(before, after, where) != info.sizes or not marked <= set(info.sizes):
         raise _damaged("its factors are not those of its arrays")
     check_cost(info.flops, info.sizes, "flops", where)

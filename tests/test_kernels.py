@@ -272,6 +272,14 @@ def test_program_file_keeps_rules_and_costs() -> None:
     assert plans[0].estimate.matrix_flops == 2 * 16 * 32 * 16
 
 
+def test_marks_are_in_one_order_whatever_the_hash_seed() -> None:
+    """Else a program would have another fingerprint in every process."""
+    names = "one two three four five six seven"
+    kernel = sw.kernel(lambda x: x, rule=f"{names} -> {names}", whole=names, flops=0.0)
+    x = jax.ShapeDtypeStruct((1,) * 7, jnp.float32)
+    assert list(kernel.describe([x], [x], ["f32"]).whole) == sorted(names.split())
+
+
 DAMAGE = {
     "not JSON": ('{\\22name', "{", "damaged"),
     "a factor that is not there": (':[\\22k\\22]', ':[\\22z\\22]', "damaged"),
