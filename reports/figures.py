@@ -41,7 +41,7 @@ def layout(**more: Any) -> Figure:
         "plot_bgcolor": LIGHT["paper"],
         "margin": {"l": 64, "r": 16, "t": 24, "b": 48},
         "hoverlabel": {"align": "left"},
-        "legend": {"orientation": "h", "y": -0.2, "yanchor": "top", "x": 0},
+        "legend": {"orientation": "h", "y": -0.28, "yanchor": "top", "x": 0},
     }
     return base | more
 

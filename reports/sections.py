@@ -29,6 +29,8 @@ from shardwright.reports.torus_svg import torus_data, torus_layers
 from shardwright.reports.tree import Branch, tensor_tree
 
 _OPEN_ALL_UP_TO = 60
+_LEAST_TORUS_WIDTH = 600
+"""Pixels to which a picture of the torus may be made smaller; beyond that it scrolls."""
 
 
 @cache
@@ -118,6 +120,7 @@ def _mesh_context(plan: PlanModel, mesh: LogicalMesh) -> dict[str, Any]:
         "coordinates": ", ".join(d.name for d in layout.dimensions),
         "torus": Markup(torus_layers(mesh, f"Mesh {mesh.describe()} on {mesh.slice.name}")),
         "torus_data": torus_data(mesh),
+        "torus_wide": layout.width > _LEAST_TORUS_WIDTH,
         "torus_help": told,
     }
 

@@ -295,6 +295,11 @@ def test_the_report_is_one_file_that_works_offline(
     assert watched.hosts == {""}
 
 
+def test_the_report_is_drawn_where_the_service_serves_it(watched: Watched, planned: str) -> None:
+    page = watched.goto(f"/v1{planned}/report")
+    page.wait_for_selector("[data-figure] .main-svg")
+
+
 def test_names_from_programs_are_text(watched: Watched, service: Service) -> None:
     import jax
     import jax.numpy as jnp

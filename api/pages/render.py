@@ -48,8 +48,12 @@ def environment() -> Environment:
             ]
         )
     )
-    made.filters["when"] = _when
+    made.filters |= {"when": _when, "sentence": _sentence}
     return made
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:].rstrip('.')}."
 
 
 def _when(at: datetime) -> str:
@@ -65,6 +69,7 @@ async def page(
         "version": VERSION,
         "form_token": token,
         "signed_in": caller is not None and await signed_in(request),
+        "visitor": caller is not None,
         "may_plan": caller is not None and caller.may("plan"),
         "path": request.url.path,
         "style_marks": style_marks(),

@@ -11,7 +11,7 @@ from fastapi.responses import RedirectResponse
 from fastapi.routing import APIRoute
 from starlette.concurrency import run_in_threadpool
 
-from shardwright.api.access import Caller
+from shardwright.api.access import KEY_COOKIE, Caller
 from shardwright.api.context import Here
 from shardwright.api.pages import comparison, session, views
 from shardwright.api.pages.forms import DEFAULTS, read_request
@@ -68,7 +68,10 @@ def as_problem(error: Exception) -> Problem:
 
 async def _error_page(request: Request, found: Problem) -> Response:
     status, title = KINDS[found.kind]
-    return await page(request, "problem.html", status, title=title, error=found.error)
+    caller = await request.app.state.gate.caller(request.cookies.get(KEY_COOKIE))
+    return await page(
+        request, "problem.html", status, caller=caller, title=title, error=found.error
+    )
 
 
 def _redirect(to: str) -> Response:
