@@ -1,6 +1,7 @@
 """Server-sent events of jobs.
 
-One task asks in one query a tick which of the watched jobs have new events, and hands them out. A watcher costs a queue: neither a thread nor a connection to the database.
+One task asks in one query a tick which of the watched jobs have new events, and hands these out. A
+watcher costs a queue: neither a thread nor a connection to the database.
 
 Source of the format: WHATWG HTML Living Standard, section "Server-sent events".
 """
