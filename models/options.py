@@ -1,10 +1,12 @@
 """Options of the reference models, checked before anything is traced."""
 
+import math
 from typing import Any, Literal, Self, TypeVar
 
 from pydantic import (
     BaseModel,
     ConfigDict,
+    NonNegativeInt,
     PositiveFloat,
     PositiveInt,
     ValidationError,
@@ -29,9 +31,11 @@ class TrainOptions(BaseModel):
       batch: examples (sequences) per step, over all devices.
       param_dtype: type in which parameters live and are updated.
       compute_dtype: type in which matrix products run.
-      mu_dtype: type of AdamW's first moment; None is `param_dtype`.
-      learning_rate: AdamW's step size, constant.
-      weight_decay: AdamW's decoupled weight decay.
+      mu_dtype: type of the first moment of AdamW and momentum; None is `param_dtype`.
+      optimizer: "adamw", "lamb" (AdamW with a trust ratio for each array) or "momentum" (SGD with
+        momentum 0.9).
+      learning_rate: step size, constant.
+      weight_decay: decoupled weight decay.
       clip_norm: global gradient norm to clip to; None does not clip.
     """
 
@@ -41,6 +45,7 @@ class TrainOptions(BaseModel):
     param_dtype: DType = "float32"
     compute_dtype: DType = "bfloat16"
     mu_dtype: DType | None = None
+    optimizer: Literal["adamw", "lamb", "momentum"] = "adamw"
     learning_rate: PositiveFloat = 3e-4
     weight_decay: NonNegative = 0.1
     clip_norm: PositiveFloat | None = 1.0
@@ -69,6 +74,7 @@ class DecoderOptions(TrainOptions):
       scan_layers: one stacked parameter tree and `lax.scan`, or a list of layers.
       remat: "none" keeps every activation, "full" keeps only each layer's input, "dots" keeps
         also the results of the matrix products with weights.
+      causal: whether a position attends only to those up to it; without, this is an encoder.
       attention: "dot" writes the scores of every head to memory; "flash" does not: it runs JAX's
         Pallas kernels on TPU, as one planned operation, and needs `sequence` to be a multiple of
         128.
@@ -94,6 +100,7 @@ class DecoderOptions(TrainOptions):
     norm_epsilon: PositiveFloat = 1e-5
     scan_layers: bool = True
     remat: Literal["none", "full", "dots"] = "full"
+    causal: bool = True
     attention: Literal["dot", "flash"] = "dot"
     residual_axes: tuple[MeshAxes, MeshAxes, MeshAxes] | None = None
 
@@ -137,6 +144,112 @@ class DecoderOptions(TrainOptions):
     def position_rows(self) -> int:
         """Rows of the learned position table, with the default filled in."""
         return self.max_positions or self.sequence
+
+
+class MixtureOptions(DecoderOptions):
+    """A decoder-only language model with mixtures of experts.
+
+    Attributes:
+      experts: routed experts of a mixture.
+      experts_per_token: experts that a token is sent to.
+      expert_d_ff: width inside an expert; None is `d_ff`.
+      shared_experts: experts that every token goes through besides.
+      capacity_factor: tokens that an expert takes of a sequence, as a multiple of its even share;
+        what is sent to it beyond goes without it.
+      layers_per_block: every so many layers, the last has a mixture instead of a dense block.
+      balance_weight: of the load-balancing loss.
+    """
+
+    experts: PositiveInt
+    experts_per_token: PositiveInt = 2
+    expert_d_ff: PositiveInt | None = None
+    shared_experts: NonNegativeInt = 0
+    capacity_factor: PositiveFloat = 1.25
+    layers_per_block: PositiveInt = 1
+    balance_weight: NonNegative = 0.01
+
+    @model_validator(mode="after")
+    def _experts_agree(self) -> Self:
+        if self.experts_per_token > self.experts:
+            raise ValueError(
+                f"experts_per_token={self.experts_per_token} is more than the "
+                f"experts={self.experts} that there are"
+            )
+        if self.layers % self.layers_per_block:
+            raise ValueError(
+                f"layers_per_block={self.layers_per_block} does not divide layers={self.layers}"
+            )
+        return self
+
+    @property
+    def expert_width(self) -> int:
+        """Width inside an expert, with the default filled in."""
+        return self.expert_d_ff or self.d_ff
+
+    @property
+    def capacity(self) -> int:
+        """Slots of each expert for one sequence."""
+        share = self.experts_per_token * self.sequence / self.experts
+        return min(self.sequence, math.ceil(share * self.capacity_factor))
+
+
+class ImageOptions(TrainOptions):
+    """What models of images share.
+
+    Attributes:
+      image: size of each dimension of space.
+      classes: that an image, or a pixel, is told apart into.
+      norm_groups: parts of the batch that batch norms take their statistics over; one is the
+        whole batch.
+    """
+
+    image: PositiveInt
+    classes: PositiveInt
+    norm_groups: PositiveInt = 1
+
+    @model_validator(mode="after")
+    def _groups_divide(self) -> Self:
+        if self.batch % self.norm_groups:
+            raise ValueError(f"norm_groups={self.norm_groups} does not divide batch={self.batch}")
+        return self
+
+
+class ResNetOptions(ImageOptions):
+    """A residual network of bottleneck blocks.
+
+    Attributes:
+      width: filters of the first stage's blocks; each stage doubles them.
+      depths: blocks of each stage.
+    """
+
+    width: PositiveInt = 64
+    depths: tuple[PositiveInt, ...] = (3, 4, 6, 3)
+
+
+class UNetOptions(ImageOptions):
+    """A U-Net.
+
+    Attributes:
+      dimensions: of space.
+      channels: of the images.
+      filters: of the two convolutions of each level, from the top to the bottom.
+      halve: whether upsampling halves the channels.
+    """
+
+    dimensions: Literal[2, 3] = 2
+    channels: PositiveInt
+    filters: tuple[tuple[PositiveInt, PositiveInt], ...]
+    halve: bool = True
+
+    @model_validator(mode="after")
+    def _levels_divide(self) -> Self:
+        scale = 2 ** (len(self.filters) - 1)
+        if self.image % scale:
+            raise ValueError(
+                f"image={self.image} is not a multiple of {scale}, by which "
+                f"{len(self.filters)} levels shrink it"
+            )
+        return self
 
 
 class MlpOptions(TrainOptions):

@@ -12,6 +12,16 @@ Sources:
   llama3: Llama Team, The Llama 3 Herd of Models (2024), table 3 and section 3.4.1. Trained on 8192
     tokens a sequence, which `sequence=8192` gives. The default is 2048, since attention here writes
     its scores to memory: for one sequence of 8192 and 32 heads in float32, 8.6 GB.
+  bert: Devlin et al., BERT (2018), section 3 (its layers normalise after, ours before), with the
+    batch and optimizer of You et al., Large Batch Optimization for Deep Learning (2019), table 1.
+  resnet: He et al., Deep Residual Learning (2015), table 1.
+  unet: Ronneberger et al., U-Net (2015), figure 1, and Cicek et al., 3D U-Net (2016), figure 2.
+  gshard: Lepikhin et al., GShard (2020), section 4.2 and table 1: 36 layers of which every other
+    one is a mixture. They are encoder and decoder layers there, and a decoder only here.
+  switch: Fedus et al., Switch Transformers (2021), table 9 (Switch-Base); as for gshard.
+  mixtral: Jiang et al., Mixtral of Experts (2024), table 1. Capacities are ours: it drops nothing.
+  deepseek-moe: Dai et al., DeepSeekMoE (2024), section 5.1.2. Its first layer is dense, and here a
+    mixture as the others; its gates are not made to sum to one.
 """
 
 from typing import Any
@@ -53,6 +63,103 @@ DECODERS: dict[str, dict[str, Any]] = {
     "llama3-8b": _LLAMA3 | _sizes(32, 4096, 32, 14336),
     "llama3-70b": _LLAMA3 | _sizes(80, 8192, 64, 28672),
     "llama3-405b": _LLAMA3 | _sizes(126, 16384, 128, 53248) | {"batch": 2048},
+}
+
+DECODERS["bert-large"] = (
+    _GPT
+    | _sizes(24, 1024, 16, 4096)
+    | {
+        "causal": False,
+        "vocab": 30522,
+        "sequence": 512,
+        "max_positions": 512,
+        "batch": 4096,
+        "optimizer": "lamb",
+        "learning_rate": 4e-4,
+        "weight_decay": 0.01,
+    }
+)
+
+_GSHARD: dict[str, Any] = _sizes(36, 1024, 16, 8192) | {
+    "head_dim": 128,
+    "norm": "layer",
+    "mlp": "gelu",
+    "positions": "learned",
+    "vocab": 64000,
+    "sequence": 1024,
+    "batch": 4096,
+    "experts_per_token": 2,
+    "capacity_factor": 2.0,
+    "layers_per_block": 2,
+}
+
+MIXTURES: dict[str, dict[str, Any]] = {
+    "gshard-37b": _GSHARD | {"experts": 128},
+    "gshard-150b": _GSHARD | {"experts": 512},
+    "gshard-600b": _GSHARD | {"experts": 2048},
+    "switch-base": _sizes(24, 768, 12, 3072)
+    | {
+        "norm": "rms",
+        "mlp": "gelu",
+        "vocab": 32128,
+        "sequence": 512,
+        "batch": 2048,
+        "experts": 128,
+        "experts_per_token": 1,
+        "layers_per_block": 2,
+    },
+    "mixtral-8x7b": _sizes(32, 4096, 32, 14336)
+    | {
+        "kv_heads": 8,
+        "vocab": 32000,
+        "rope_theta": 1e6,
+        "sequence": 4096,
+        "batch": 1024,
+        "experts": 8,
+        "experts_per_token": 2,
+    },
+    "deepseek-moe-16b": _sizes(28, 2048, 16, 10944)
+    | {
+        "vocab": 102400,
+        "sequence": 4096,
+        "batch": 4608,
+        "experts": 64,
+        "experts_per_token": 6,
+        "expert_d_ff": 1408,
+        "shared_experts": 2,
+    },
+}
+
+_MOMENTUM: dict[str, Any] = {
+    "optimizer": "momentum",
+    "weight_decay": 5e-5,
+    "clip_norm": None,
+    "learning_rate": 0.1,
+}
+
+RESNETS: dict[str, dict[str, Any]] = {
+    "resnet-50": _MOMENTUM | {"image": 224, "classes": 1000, "batch": 4096},
+}
+
+UNETS: dict[str, dict[str, Any]] = {
+    "unet-2d": _MOMENTUM
+    | {
+        "image": 512,
+        "channels": 1,
+        "classes": 2,
+        "filters": ((64, 64), (128, 128), (256, 256), (512, 512), (1024, 1024)),
+        "batch": 64,
+    },
+    "unet-3d": _MOMENTUM
+    | {
+        "dimensions": 3,
+        "image": 128,
+        "channels": 3,
+        "classes": 3,
+        "filters": ((32, 64), (64, 128), (128, 256), (256, 512)),
+        "halve": False,
+        "batch": 32,
+    },
 }
 
 MLPS: dict[str, dict[str, Any]] = {

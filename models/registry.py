@@ -5,11 +5,30 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 from shardwright.errors import InputError
-from shardwright.models.options import DecoderOptions, MlpOptions, TrainOptions, parse_options
-from shardwright.models.presets import DECODERS, MLPS
+from shardwright.models.options import (
+    DecoderOptions,
+    ImageOptions,
+    MixtureOptions,
+    MlpOptions,
+    ResNetOptions,
+    TrainOptions,
+    UNetOptions,
+    parse_options,
+)
+from shardwright.models.presets import DECODERS, MIXTURES, MLPS, RESNETS, UNETS
+
+_FAMILIES: dict[str, tuple[type[TrainOptions], dict[str, dict[str, Any]]]] = {
+    "decoder": (DecoderOptions, DECODERS),
+    "mixture": (MixtureOptions, MIXTURES),
+    "resnet": (ResNetOptions, RESNETS),
+    "unet": (UNetOptions, UNETS),
+    "mlp": (MlpOptions, MLPS),
+}
+"""Module -> the options that it takes and its presets by name."""
 
 
 @dataclass(frozen=True)
@@ -19,12 +38,13 @@ class ReferenceModel:
     Attributes:
       name: the name that it was built by.
       options: every option, defaults filled in.
-      train_step: `(state, batch) -> (state, metrics)`; state is {"params", "opt_state", "step"}.
+      train_step: `(state, batch) -> (state, metrics)`; state is {"params", "statistics",
+        "opt_state", "step"}, the statistics empty where a model keeps none.
       example_args: state and batch as trees of `jax.ShapeDtypeStruct`; nothing is allocated.
       donate_argnums: the arguments whose memory the step may reuse.
       init: state of a seed, allocated on the default device.
       make_batch: random batch of a seed, allocated on the default device.
-      tokens_per_step: tokens (examples, for a classifier) in a batch.
+      tokens_per_step: tokens (examples, for models without sequences) in a batch.
       model_flops_per_step: matmul FLOPs that MFU is a fraction of, recomputation not counted.
       parameter_count: number of parameters.
     """
@@ -43,7 +63,7 @@ class ReferenceModel:
 
 def model_names() -> list[str]:
     """Names that `build` takes."""
-    return [*DECODERS, *MLPS]
+    return [name for _, presets in _FAMILIES.values() for name in presets]
 
 
 def build(name: str, **options: Any) -> ReferenceModel:
@@ -52,17 +72,10 @@ def build(name: str, **options: Any) -> ReferenceModel:
     Raises:
       InputError: an unknown name or option, or sizes that disagree.
     """
-    if name in DECODERS:
-        from shardwright.models import decoder
-
-        parsed = parse_options(DecoderOptions, name, DECODERS[name], options)
-        tokens = parsed.batch * parsed.sequence
-        return _assemble(name, decoder, parsed, tokens)
-    if name in MLPS:
-        from shardwright.models import mlp
-
-        parsed_mlp = parse_options(MlpOptions, name, MLPS[name], options)
-        return _assemble(name, mlp, parsed_mlp, parsed_mlp.batch)
+    for family, (schema, presets) in _FAMILIES.items():
+        if name in presets:
+            parsed = parse_options(schema, name, presets[name], options)
+            return _assemble(name, import_module(f"shardwright.models.{family}"), parsed)
     close = difflib.get_close_matches(name, model_names(), n=1)
     hint = f"Did you mean {close[0]!r}? " if close else ""
     raise InputError(
@@ -72,25 +85,26 @@ def build(name: str, **options: Any) -> ReferenceModel:
     )
 
 
-def _assemble(
-    name: str, module: Any, options: TrainOptions, tokens_per_step: int
-) -> ReferenceModel:
+def _assemble(name: str, module: Any, options: TrainOptions) -> ReferenceModel:
     import jax
 
-    from shardwright.models.training import make_init, make_train_step
+    from shardwright.models.training import make_init, make_train_step, without_statistics
 
+    loss = functools.partial(module.loss, options)
+    if not isinstance(options, ImageOptions):
+        loss = without_statistics(loss)
     init = make_init(functools.partial(module.init_params, options), options)
     make_batch = functools.partial(module.make_batch, options)
     state, batch = (jax.eval_shape(make, jax.random.key(0)) for make in (init, make_batch))
     return ReferenceModel(
         name=name,
         options=options,
-        train_step=make_train_step(functools.partial(module.loss, options), options),
+        train_step=make_train_step(loss, options),
         example_args=(state, batch),
         donate_argnums=(0,),
         init=lambda seed: jax.jit(init)(jax.random.key(seed)),
         make_batch=lambda seed: jax.jit(make_batch)(jax.random.key(seed)),
-        tokens_per_step=tokens_per_step,
+        tokens_per_step=options.batch * getattr(options, "sequence", 1),
         model_flops_per_step=module.model_flops(options),
         parameter_count=sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(state["params"])),
     )

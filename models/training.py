@@ -1,4 +1,4 @@
-"""What the reference models' train steps share: state, AdamW, clipping, cross-entropy."""
+"""What the reference models' train steps share: state, optimizers, clipping, cross-entropy."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +12,8 @@ from shardwright.models.options import TrainOptions
 PyTree = Any
 State = dict[str, Any]
 Batch = dict[str, jax.Array]
+Loss = Callable[[PyTree, PyTree, Batch], tuple[jax.Array, PyTree]]
+"""From parameters, running statistics and a batch to the loss and the new statistics."""
 TrainStep = Callable[[State, Batch], tuple[State, dict[str, jax.Array]]]
 
 
@@ -28,18 +30,40 @@ def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
     return jnp.mean(log_normalizer - label_logits)
 
 
-def adamw(options: TrainOptions) -> optax.GradientTransformation:
-    """AdamW with the betas that GPT-3 and Llama were trained with.
+def init_statistics(params: PyTree) -> PyTree:
+    """Running means and variances, in float32, of every "norm" in a tree of parameters."""
+    if isinstance(params, list):
+        return [init_statistics(part) for part in params]
+    if not isinstance(params, dict):
+        return {}
+    if "norm" in params:
+        filters = params["norm"]["scale"].shape[0]
+        return {"mean": jnp.zeros(filters), "variance": jnp.ones(filters)}
+    found = {name: init_statistics(part) for name, part in params.items()}
+    return {name: statistics for name, statistics in found.items() if statistics}
 
-    Source: Brown et al. (2020), appendix B; Touvron et al., Llama 2 (2023), section 2.2.
+
+def make_optimizer(options: TrainOptions) -> optax.GradientTransformation:
+    """The optimizer that the options name; Adam with the betas of GPT-3 and Llama.
+
+    Source: Brown et al. (2020), appendix B; Touvron et al., Llama 2 (2023), section 2.2; LAMB: You
+      et al., Large Batch Optimization for Deep Learning (2019), algorithm 2; momentum: Goyal et
+      al., Accurate, Large Minibatch SGD (2017), section 5.1.
     """
-    return optax.adamw(
-        options.learning_rate,
-        b1=0.9,
-        b2=0.95,
-        weight_decay=options.weight_decay,
-        mu_dtype=options.mu_dtype,
+    rate, decay = options.learning_rate, options.weight_decay
+    if options.optimizer == "adamw":
+        return optax.adamw(rate, b1=0.9, b2=0.95, weight_decay=decay, mu_dtype=options.mu_dtype)
+    if options.optimizer == "lamb":
+        return optax.lamb(rate, weight_decay=decay)
+    return optax.chain(
+        optax.add_decayed_weights(decay),
+        optax.sgd(rate, momentum=0.9, accumulator_dtype=options.mu_dtype),
     )
+
+
+def without_statistics(loss: Callable[[PyTree, Batch], jax.Array]) -> Loss:
+    """The loss of a model that keeps no running statistics, in the form of those that do."""
+    return lambda params, statistics, batch: (loss(params, batch), statistics)
 
 
 def make_init(
@@ -51,23 +75,26 @@ def make_init(
         params = init_params(key)
         return {
             "params": params,
-            "opt_state": adamw(options).init(params),
+            "statistics": init_statistics(params),
+            "opt_state": make_optimizer(options).init(params),
             "step": jnp.zeros((), jnp.int32),
         }
 
     return init
 
 
-def make_train_step(loss: Callable[[PyTree, Batch], jax.Array], options: TrainOptions) -> TrainStep:
-    """A whole train step: loss, gradients, clipping, AdamW.
+def make_train_step(loss: Loss, options: TrainOptions) -> TrainStep:
+    """A whole train step: loss, gradients, clipping, optimizer.
 
-    The step takes and returns {"params", "opt_state", "step"}, and its metrics are "loss" and
-    "grad_norm" (before clipping), float32 scalars.
+    The step takes and returns {"params", "statistics", "opt_state", "step"}, and its metrics are
+    "loss" and "grad_norm" (before clipping), float32 scalars.
     """
-    optimizer = adamw(options)
+    optimizer = make_optimizer(options)
 
     def train_step(state: State, batch: Batch) -> tuple[State, dict[str, jax.Array]]:
-        loss_value, grads = jax.value_and_grad(loss)(state["params"], batch)
+        (loss_value, statistics), grads = jax.value_and_grad(loss, has_aux=True)(
+            state["params"], state["statistics"], batch
+        )
         grad_norm = optax.tree.norm(grads)
         if options.clip_norm is not None:
             scale = jnp.minimum(1.0, options.clip_norm / grad_norm)
@@ -75,6 +102,7 @@ def make_train_step(loss: Callable[[PyTree, Batch], jax.Array], options: TrainOp
         updates, opt_state = optimizer.update(grads, state["opt_state"], state["params"])
         new_state = {
             "params": optax.apply_updates(state["params"], updates),
+            "statistics": statistics,
             "opt_state": opt_state,
             "step": state["step"] + 1,
         }

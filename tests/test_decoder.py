@@ -114,7 +114,7 @@ def test_attention_is_that_of_a_loop_over_heads_and_positions():
         scores = np.array([q[b, t, h] @ k[b, s, h // 2] for s in range(t + 1)]) / np.sqrt(6)
         weights = np.exp(scores) / np.exp(scores).sum()
         expected[b, t, h] = sum(weights[s] * v[b, s, h // 2] for s in range(t + 1))
-    actual = decoder.causal_attention(*(jnp.asarray(x, jnp.float32) for x in (q, k, v)))
+    actual = decoder.dot_attention(*(jnp.asarray(x, jnp.float32) for x in (q, k, v)))
     np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
 
 

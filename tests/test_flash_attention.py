@@ -13,7 +13,7 @@ from shardwright.errors import InputError
 from shardwright.hardware_profiles.mesh import meshes_for_shape
 from shardwright.hardware_profiles.slices import parse_slice
 from shardwright.models import build
-from shardwright.models.decoder import causal_attention
+from shardwright.models.decoder import dot_attention
 from shardwright.models.flash_attention import _kernels
 from shardwright.planner.graph import build_graph
 from shardwright.planner.kernel_costs import evaluate_cost
@@ -50,7 +50,7 @@ def plain_attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
 def test_values_and_gradients_equal_plain_attention(heads: tuple[int, int], causal: bool) -> None:
     q, k, v = (random(2, 128, h, 16, seed=i) for i, h in enumerate([*heads, heads[1]]))
     flash = functools.partial(sw.flash_attention, causal=causal)
-    plain = causal_attention if causal else plain_attention
+    plain = dot_attention if causal else plain_attention
 
     def loss(attend: Any, *arrays: jax.Array) -> jax.Array:
         return jnp.sum(jnp.sin(attend(*arrays)))

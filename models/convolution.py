@@ -1,0 +1,90 @@
+"""What the convolutional reference models share: convolutions and batch norms of images.
+
+Images are [batch, *space, channels] with two or three dimensions of space.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from shardwright.models.training import PyTree
+
+_EPSILON = 1e-5
+
+
+def init_convolution(
+    key: jax.Array, space: tuple[int, ...], channels: int, filters: int, dtype: str
+) -> jax.Array:
+    """A kernel [*space, channels, filters], normal with the deviation that keeps variances.
+
+    Source: He et al., Delving Deep into Rectifiers (2015), equation 10.
+    """
+    deviation = (2 / (prod(space) * channels)) ** 0.5
+    return deviation * jax.random.normal(key, (*space, channels, filters), dtype)
+
+
+def convolve(x: jax.Array, kernel: jax.Array, stride: int = 1) -> jax.Array:
+    """A convolution that keeps the size of space, over the stride."""
+    dims = x.ndim - 2
+    return lax.conv_general_dilated(
+        x, kernel.astype(x.dtype), (stride,) * dims, "SAME", dimension_numbers=_layout(dims)
+    )
+
+
+def upsample(x: jax.Array, kernel: jax.Array) -> jax.Array:
+    """A transposed convolution of stride 2."""
+    dims = x.ndim - 2
+    return lax.conv_transpose(
+        x, kernel.astype(x.dtype), (2,) * dims, "SAME", dimension_numbers=_layout(dims)
+    )
+
+
+def _layout(dims: int) -> tuple[str, str, str]:
+    space = "DHW"[-dims:]
+    return f"N{space}C", f"{space}IO", f"N{space}C"
+
+
+def max_pool(x: jax.Array, window: int, stride: int) -> jax.Array:
+    """The greatest of each window of space, which keeps its size over the stride."""
+    dims = x.ndim - 2
+    return lax.reduce_window(
+        x, -jnp.inf, lax.max,
+        (1, *(window,) * dims, 1), (1, *(stride,) * dims, 1), "SAME",
+    )  # fmt: skip
+
+
+def init_batch_norm(filters: int, dtype: str, scale: float = 1.0) -> PyTree:
+    """Parameters of a batch norm."""
+    return {"scale": jnp.full(filters, scale, dtype), "bias": jnp.zeros(filters, dtype)}
+
+
+def batch_norm(
+    weights: PyTree, statistics: PyTree, x: jax.Array, groups: int, momentum: float = 0.9
+) -> tuple[jax.Array, PyTree]:
+    """Normalises each channel over space and a group of the batch; statistics in float32.
+
+    Args:
+      groups: into how many groups of equal size the batch is divided.
+
+    Returns:
+      The normalised images, and the running statistics with those of all groups mixed in.
+
+    Source: Ioffe and Szegedy, Batch Normalization (2015), algorithm 1; groups: Ying et al., Image
+      Classification at Supercomputer Scale (2018), section 3.4 (distributed batch normalisation).
+    """
+    y = x.astype(jnp.float32).reshape(groups, x.shape[0] // groups, *x.shape[1:])
+    over = tuple(range(1, y.ndim - 1))
+    mean = jnp.mean(y, axis=over, keepdims=True)
+    variance = jnp.mean(jnp.square(y - mean), axis=over, keepdims=True)
+    y = (y - mean) * lax.rsqrt(variance + _EPSILON)
+    y = y * weights["scale"].astype(jnp.float32) + weights["bias"].astype(jnp.float32)
+    seen = {"mean": mean, "variance": variance}
+    running = {
+        name: momentum * old + (1 - momentum) * jnp.mean(seen[name].reshape(groups, -1), axis=0)
+        for name, old in statistics.items()
+    }
+    return y.reshape(x.shape).astype(x.dtype), running
