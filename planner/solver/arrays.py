@@ -54,8 +54,13 @@ class Arrays(NamedTuple):
     slack: FloatArray
 
 
-def to_arrays(network: Network) -> Arrays:
-    """Lay out what is left of a network: at least one node, no strategy forbidden by itself."""
+def to_arrays(network: Network, *, share: bool = False) -> Arrays:
+    """Lay out what is left of a network: at least one node, no strategy forbidden by itself.
+
+    Args:
+      share: lay out tables that edges share once. `edge_first` then tells where the table of each
+        edge begins, but not where it ends: for message passing and forests only.
+    """
     nodes = network.alive()
     count = len(nodes)
     position = {node: place for place, node in enumerate(nodes)}
@@ -63,7 +68,12 @@ def to_arrays(network: Network) -> Arrays:
     pairs = [(a, b) for a in nodes for b in network.tables[a] if a < b]
     edge_a = np.array([position[a] for a, _ in pairs], dtype=np.int64)
     edge_b = np.array([position[b] for _, b in pairs], dtype=np.int64)
-    table = _joined([network.tables[a][b].ravel() for a, b in pairs])
+    tables = [network.tables[a][b] for a, b in pairs]
+    if share:
+        tables, edge_first = _shared(tables)
+    else:
+        edge_first = _offsets(sizes[edge_a] * sizes[edge_b])
+    table = _joined([table.ravel() for table in tables])
     table[np.isinf(table)] = BIG
     terms = [(position[node], term) for node in nodes for term in flatten(network.terms[node])]
     term_node = np.array([node for node, _ in terms], dtype=np.int64)
@@ -77,7 +87,7 @@ def to_arrays(network: Network) -> Arrays:
         unary=_joined([network.costs(node) for node in nodes]),
         edge_a=edge_a,
         edge_b=edge_b,
-        edge_first=_offsets(sizes[edge_a] * sizes[edge_b]),
+        edge_first=edge_first,
         table=table,
         to_a=_offsets(sizes[edge_a]),
         to_b=_offsets(sizes[edge_b]),
@@ -92,6 +102,22 @@ def to_arrays(network: Network) -> Arrays:
         usage=_joined([term.usage for _, term in terms]),
         slack=network.slack.copy(),
     )
+
+
+def _shared(tables: list[FloatArray]) -> tuple[list[FloatArray], IntArray]:
+    """The different tables, and where each one given begins among them."""
+    number: dict[tuple[int, tuple[int, ...], tuple[int, ...]], int] = {}
+    different: list[FloatArray] = []
+    which = np.zeros(len(tables) + 1, dtype=np.int64)
+    for place, table in enumerate(tables):
+        key = (table.__array_interface__["data"][0], table.strides, table.shape)
+        if key not in number:
+            number[key] = len(different)
+            different.append(table)
+        which[place] = number[key]
+    begins = _offsets(np.array([table.size for table in different], dtype=np.int64))
+    which[-1] = len(different)
+    return different, begins[which]
 
 
 def _joined(parts: list[FloatArray]) -> FloatArray:

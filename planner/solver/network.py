@@ -120,8 +120,12 @@ class Network:
         self.times: IntArray = np.zeros(0, dtype=np.int64)
         self.constant = 0.0
         self.trail: list[Step] = []
+        # Edges that share a table go on sharing it.
+        tables: dict[int, FloatArray] = {}
         for edge in problem.edges:
-            self.add_table(edge.a, edge.b, as_costs(edge.cost))
+            if id(edge.cost) not in tables:
+                tables[id(edge.cost)] = as_costs(edge.cost)
+            self.add_table(edge.a, edge.b, tables[id(edge.cost)])
         if problem.memory_limit is not None and math.isfinite(problem.memory_limit):
             self.slack = np.full(problem.horizon, float(problem.memory_limit))
             self.times = np.arange(problem.horizon)

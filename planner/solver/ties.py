@@ -1,0 +1,165 @@
+"""A problem whose alike nodes are tied to one choice: as small as one of its repeated parts.
+
+Any choices of the tied problem are choices of the whole one at the same cost and the same memory,
+so that its optimum is an upper bound of the whole problem's. It is no lower bound: nodes that are
+alike may do better with different choices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from shardwright.planner.solver.network import IntArray
+from shardwright.planner.solver.problem import CostArray, Edge, MemoryTerm, Problem
+
+
+@dataclass(frozen=True)
+class Tied:
+    """A problem with one node for each class of alike nodes.
+
+    Attributes:
+      problem: the small problem. Its time points are those of the whole one that can bind.
+      classes: for every node of the whole problem its node in the small one.
+    """
+
+    problem: Problem
+    classes: tuple[int, ...]
+
+    def lift(self, choices: Sequence[int]) -> tuple[int, ...]:
+        """Choices of the whole problem from choices of the small one."""
+        return tuple(int(choices[c]) for c in self.classes)
+
+    def project(self, choices: Sequence[int]) -> tuple[int, ...]:
+        """For each class what the first of its nodes chose."""
+        first = dict(reversed(list(zip(self.classes, choices, strict=True))))
+        return tuple(int(first[c]) for c in range(len(self.problem.costs)))
+
+
+def tie(problem: Problem, classes: Sequence[int]) -> Tied:
+    """Ties the nodes of each class to one choice.
+
+    Args:
+      problem: arrays that several nodes or edges share are added up once.
+      classes: for each node its class, numbered from 0 without gaps; nodes of a class must have
+        equally many strategies.
+    """
+    count = max(classes) + 1
+    names: list[str] = [""] * count
+    if problem.names is not None:
+        for name, c in zip(problem.names, classes, strict=True):
+            names[c] = names[c] or name
+    memory, base = _memory(problem, classes)
+    small = Problem(
+        costs=_costs(problem, classes, count),
+        edges=_edges(problem, classes),
+        memory=memory,
+        memory_limit=problem.memory_limit,
+        base_memory=base,
+        names=tuple(names),
+    )
+    return Tied(small, tuple(classes))
+
+
+def _costs(problem: Problem, classes: Sequence[int], count: int) -> tuple[CostArray, ...]:
+    tally: list[dict[int, tuple[CostArray, int]]] = [{} for _ in range(count)]
+    for costs, c in zip(problem.costs, classes, strict=True):
+        _, times = tally[c].get(id(costs), (costs, 0))
+        tally[c][id(costs)] = (costs, times + 1)
+    return tuple(_total(list(each.values())) for each in tally)
+
+
+def _edges(problem: Problem, classes: Sequence[int]) -> tuple[Edge, ...]:
+    tally: dict[tuple[int, int, int], tuple[CostArray, int]] = {}
+    for edge in problem.edges:
+        key = (classes[edge.a], classes[edge.b], id(edge.cost))
+        _, times = tally.get(key, (edge.cost, 0))
+        tally[key] = (edge.cost, times + 1)
+    return tuple(Edge(a, b, _total([part])) for (a, b, _), part in tally.items())
+
+
+def _total(parts: list[tuple[CostArray, int]]) -> CostArray:
+    """Sum of arrays, each so many times; those that come once alone are shared."""
+    if len(parts) == 1 and parts[0][1] == 1:
+        return parts[0][0]
+    array, times = parts[0]
+    total: CostArray = times * array
+    for array, times in parts[1:]:
+        total = total + times * array
+    return total
+
+
+def _memory(
+    problem: Problem, classes: Sequence[int]
+) -> tuple[tuple[MemoryTerm, ...], CostArray | None]:
+    """Memory by class at the time points where more is held than at any other."""
+    terms = [term for term in problem.memory if term.start < term.end]
+    if not terms or problem.memory_limit is None:
+        return (), None
+    kinds: dict[tuple[int, int], int] = {}
+    usages: list[tuple[int, CostArray]] = []
+    kind_of = np.empty(len(terms), dtype=np.int64)
+    for number, term in enumerate(terms):
+        key = (classes[term.node], id(term.usage))
+        if key not in kinds:
+            kinds[key] = len(usages)
+            usages.append((classes[term.node], term.usage))
+        kind_of[number] = kinds[key]
+    starts = np.array([term.start for term in terms])
+    ends = np.array([term.end for term in terms])
+    base = problem.base_memory
+    if base is None:
+        points = _fullest_moments(starts, ends)
+        counts = _undominated(_counts(starts, ends, kind_of, len(usages), points))
+    else:
+        points = np.arange(problem.horizon)
+        base = np.concatenate([base, np.zeros(problem.horizon - len(base), dtype=base.dtype)])
+        counts = _counts(starts, ends, kind_of, len(usages), points)
+    found = []
+    for kind, (c, usage) in enumerate(usages):
+        column = counts[:, kind]
+        changes = np.flatnonzero(np.diff(column)) + 1
+        bounds = [0, *changes.tolist(), len(column)]
+        for start, end in pairwise(bounds):
+            if column[start]:
+                found.append(MemoryTerm(c, start, end, int(column[start]) * usage))
+    return tuple(found), base
+
+
+def _fullest_moments(starts: IntArray, ends: IntArray) -> IntArray:
+    """Time points at which something begins and before the next of which something ends.
+
+    At any other point no more is held than at one of these.
+    """
+    begins = np.unique(starts)
+    stops = np.unique(ends)
+    # The last beginning before each ending.
+    last = np.searchsorted(begins, stops, side="left") - 1
+    return begins[np.unique(last[last >= 0])]
+
+
+def _counts(
+    starts: IntArray, ends: IntArray, kind_of: IntArray, kinds: int, points: IntArray
+) -> IntArray:
+    """How many terms of each kind are held at each point, shape (points, kinds)."""
+    steps = np.zeros((len(points) + 1, kinds), dtype=np.int64)
+    np.add.at(steps, (np.searchsorted(points, starts, side="left"), kind_of), 1)
+    np.add.at(steps, (np.searchsorted(points, ends, side="left"), kind_of), -1)
+    counts: IntArray = np.cumsum(steps, axis=0)[:-1]
+    return counts
+
+
+def _undominated(counts: IntArray) -> IntArray:
+    """The rows that hold more of something than each other row does, in order."""
+    _, first = np.unique(counts, axis=0, return_index=True)
+    order = first[np.argsort(-counts[first].sum(axis=1, dtype=np.int64), kind="stable")]
+    kept: list[int] = []
+    rows = np.zeros((0, counts.shape[1]), dtype=counts.dtype)
+    for place in order.tolist():
+        if not (rows >= counts[place]).all(axis=1).any():
+            kept.append(place)
+            rows = counts[kept]
+    return counts[sorted(kept)]

@@ -1,0 +1,95 @@
+"""Tied problems against the whole ones, by enumeration."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardwright.planner.solver import Edge, MemoryTerm, Problem, evaluate, solve
+from shardwright.planner.solver.ties import tie
+from shardwright.planner.solver.whole import improve
+
+
+@st.composite
+def repeated(draw):
+    """Three or four equal parts in a row, each of two nodes, with shared arrays; and classes."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    parts = draw(st.integers(3, 4))
+    sizes = rng.integers(2, 4, 2)
+    costs = [rng.integers(0, 50, size).astype(float) for size in sizes]
+    inner = rng.integers(0, 50, sizes).astype(float)
+    onward = rng.integers(0, 50, (sizes[1], sizes[0])).astype(float)
+    usages = [rng.integers(0, 9, size) for size in sizes]
+    edges, memory = [], []
+    for part in range(parts):
+        a, b = 2 * part, 2 * part + 1
+        edges.append(Edge(a, b, inner))
+        if part + 1 < parts:
+            edges.append(Edge(b, a + 2, onward))
+        end = 2 * parts - part if draw(st.booleans()) else part + 1
+        memory += [MemoryTerm(a, part, end, usages[0]), MemoryTerm(b, part, part + 1, usages[1])]
+    base = rng.integers(0, 4, 2 * parts) if draw(st.booleans()) else None
+    most = sum(int(term.usage.max()) for term in memory)
+    limit = draw(st.sampled_from([0.3, 0.5, 0.8])) * most
+    problem = Problem(tuple(costs * parts), tuple(edges), tuple(memory), limit, base)
+    return problem, [0, 1] * parts
+
+
+@settings(max_examples=150, deadline=None)
+@given(repeated())
+def test_tied_choices_cost_and_hold_what_they_do_in_the_whole_problem(case):
+    problem, classes = case
+    tied = tie(problem, classes)
+    for choices in itertools.product(*(range(len(c)) for c in tied.problem.costs)):
+        small, whole = evaluate(tied.problem, choices), evaluate(problem, tied.lift(choices))
+        assert small.cost == whole.cost
+        assert small.feasible == whole.feasible
+        assert max(small.peak, 0) == whole.peak
+
+
+@settings(max_examples=80, deadline=None)
+@given(repeated())
+def test_the_tied_optimum_is_the_best_of_equal_parts(case):
+    problem, classes = case
+    tied = tie(problem, classes)
+    best = min(
+        (
+            checked.cost
+            for choices in itertools.product(*(range(len(c)) for c in tied.problem.costs))
+            if (checked := evaluate(problem, tied.lift(choices))).feasible
+        ),
+        default=math.inf,
+    )
+    solution = solve(tied.problem, time_limit_s=20)
+    if best == math.inf:
+        assert solution.status == "infeasible"
+    else:
+        assert solution.cost == best
+        lifted = tied.lift(solution.choices)
+        assert evaluate(problem, lifted).cost == best
+        assert tied.project(lifted) == solution.choices
+
+
+def test_nodes_left_alone_stay_as_they_are():
+    costs = (np.array([1.0, 2.0]), np.array([5.0, 3.0]))
+    problem = Problem(costs, (Edge(0, 1, np.array([[0.0, 9.0], [9.0, 0.0]])),))
+    tied = tie(problem, [0, 1])
+    assert solve(tied.problem).cost == pytest.approx(solve(problem).cost)
+
+
+@settings(max_examples=100, deadline=None)
+@given(repeated())
+def test_improving_the_whole_problem_bounds_and_never_worsens(case):
+    problem, classes = case
+    solution = solve(tie(problem, classes).problem, time_limit_s=20)
+    if solution.status == "infeasible":
+        return
+    start = tie(problem, classes).lift(solution.choices)
+    better = improve(problem, start, deadline=0.0, gap=0.0)
+    assert better.cost <= solution.cost
+    assert evaluate(problem, better.choices).cost == better.cost
+    least = solve(problem, time_limit_s=20).cost
+    assert better.bound <= least * (1 + 1e-9) + 1e-9 <= better.cost * (1 + 2e-9) + 2e-9
