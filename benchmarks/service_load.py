@@ -155,7 +155,9 @@ class Load:
         return f"{self.name:<36}{rate:>11,.0f}{p50:>9.1f}{p99:>9.1f}{cpu:>9.2f}   {statuses}"
 
 
-async def drive(port: int, name: str, seconds: float, request: tuple[str, str, bytes, str]) -> Load:
+async def drive(
+    server: Server, name: str, seconds: float, request: tuple[str, str, bytes, str]
+) -> Load:
     """Sends one request from every connection again and again."""
     load = Load(name)
     until = time.perf_counter() + seconds
