@@ -88,7 +88,8 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     )
     app.state.metrics = metrics
     problems.install(app)
-    for part in (catalog, programs, plans, comparisons, evaluations, health):
+    # Routes are tried in order: what is asked for most comes first.
+    for part in (plans, programs, comparisons, evaluations, catalog, health):
         app.include_router(part.router)
     app.include_router(pages_router, include_in_schema=False)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]

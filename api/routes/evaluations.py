@@ -51,10 +51,11 @@ def submit(
     job, created = here.store.jobs.submit(
         caller.owns, "evaluate", request, here.settings.queue_limit, key_id=caller.key_id
     )
-    here.runner.wake()
     made = _resource(here, job)
     response.headers["Location"] = made.links.self
-    if not created:
+    if created:
+        here.runner.wake()
+    else:
         response.status_code = 200
     return made
 

@@ -93,10 +93,11 @@ def submit(
         key_id=caller.key_id,
         quota_per_day=caller.plan_quota_per_day,
     )
-    here.runner.wake()
     made = plan_resource(job)
     response.headers["Location"] = made.links.self
-    if not created:
+    if created:
+        here.runner.wake()
+    else:
         response.status_code = 200
     return made
 

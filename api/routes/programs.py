@@ -82,10 +82,11 @@ async def upload(
             caller.key_id,
         )
     here.metrics.uploaded.inc(got.nbytes)
-    here.runner.wake()
     made = program_resource(program)
     response.headers["Location"] = made.links.self
-    if not created:
+    if created:
+        here.runner.wake()
+    else:
         response.status_code = 200
     return made
 
