@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property, lru_cache
 from math import ceil, log, prod
 
 from shardwright.errors import InputError
@@ -71,7 +71,8 @@ def _cubes(edge: int, most_chips: int) -> set[tuple[int, ...]]:
     }
 
 
-@cache
+# Bounded, since profiles may come from users.
+@lru_cache(maxsize=64)
 def legal_slices(chip: ChipProfile) -> tuple[Slice, ...]:
     """Every single slice of the generation, smallest first; of one size, the most cubic first."""
     rule = chip.slices.value

@@ -29,6 +29,8 @@ class TrainOptions(BaseModel):
 
     Attributes:
       batch: examples (sequences) per step, over all devices.
+      microbatches: parts of the batch that are computed one after the other, their gradients
+        added up: memory for time.
       param_dtype: type in which parameters live and are updated.
       compute_dtype: type in which matrix products run.
       mu_dtype: type of the first moment of AdamW and momentum; None is `param_dtype`.
@@ -42,6 +44,7 @@ class TrainOptions(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     batch: PositiveInt
+    microbatches: PositiveInt = 1
     param_dtype: DType = "float32"
     compute_dtype: DType = "bfloat16"
     mu_dtype: DType | None = None
@@ -49,6 +52,12 @@ class TrainOptions(BaseModel):
     learning_rate: PositiveFloat = 3e-4
     weight_decay: NonNegative = 0.1
     clip_norm: PositiveFloat | None = 1.0
+
+    @model_validator(mode="after")
+    def _microbatches_divide(self) -> Self:
+        if self.batch % self.microbatches:
+            raise ValueError(f"microbatches={self.microbatches} does not divide batch={self.batch}")
+        return self
 
 
 class DecoderOptions(TrainOptions):

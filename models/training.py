@@ -84,16 +84,38 @@ def make_init(
 
 
 def make_train_step(loss: Loss, options: TrainOptions) -> TrainStep:
-    """A whole train step: loss, gradients, clipping, optimizer.
+    """A whole train step: loss, gradients (of one microbatch after the other), clipping, optimizer.
 
     The step takes and returns {"params", "statistics", "opt_state", "step"}, and its metrics are
     "loss" and "grad_norm" (before clipping), float32 scalars.
     """
     optimizer = make_optimizer(options)
+    gradients = jax.value_and_grad(loss, has_aux=True)
+
+    def accumulate(state: State, batch: Batch) -> Any:
+        """As `gradients`: means over the microbatches, the statistics passed on between them."""
+        count = options.microbatches
+        # The parts are strided, so that a batch which is cut over devices stays where it is.
+        parts = jax.tree.map(
+            lambda x: jnp.swapaxes(x.reshape(-1, count, *x.shape[1:]), 0, 1), batch
+        )
+
+        def add(carry: Any, part: Batch) -> tuple[Any, None]:
+            total, statistics, grads = carry
+            (value, statistics), more = gradients(state["params"], statistics, part)
+            grads = jax.tree.map(lambda a, b: a + b / count, grads, more)
+            return (total + value / count, statistics, grads), None
+
+        zeros = jax.tree.map(jnp.zeros_like, state["params"])
+        start = (jnp.zeros(()), state["statistics"], zeros)
+        (value, statistics, grads), _ = jax.lax.scan(add, start, parts)
+        return (value, statistics), grads
 
     def train_step(state: State, batch: Batch) -> tuple[State, dict[str, jax.Array]]:
-        (loss_value, statistics), grads = jax.value_and_grad(loss, has_aux=True)(
-            state["params"], state["statistics"], batch
+        (loss_value, statistics), grads = (
+            accumulate(state, batch)
+            if options.microbatches > 1
+            else gradients(state["params"], state["statistics"], batch)
         )
         grad_norm = optax.tree.norm(grads)
         if options.clip_norm is not None:

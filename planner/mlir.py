@@ -96,7 +96,11 @@ def main_function(module: Any) -> Any:
     for op in module.body.operations:
         if op.operation.name == "func.func" and symbol_name(op) == "main":
             return op.operation
-    raise InputError("the module has no function called main", where="program")
+    raise InputError(
+        "the module has no function called main",
+        where="program",
+        do="Call the function that is to be planned main",
+    )
 
 
 def check_functions(module: Any) -> None:

@@ -55,6 +55,34 @@ def test_clipping_bounds_the_first_moment_by_the_norm():
     assert norm == pytest.approx(0.1 * 1e-3, rel=1e-3)
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "lamb", "momentum"])
+def test_microbatches_take_the_step_of_the_whole_batch(optimizer):
+    options = {
+        "features": 8, "hidden": 16, "layers": 2, "classes": 4, "batch": 12,
+        "compute_dtype": "float32", "optimizer": optimizer, "learning_rate": 0.1,
+    }  # fmt: skip
+    whole, parts = (build("mlp", **options, microbatches=count) for count in (1, 3))
+    ours, theirs = (
+        jax.jit(model.train_step)(model.init(0), model.make_batch(0)) for model in (parts, whole)
+    )
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=1e-5), ours, theirs)
+
+
+def test_lamb_moves_an_array_by_the_rate_times_its_norm():
+    """You et al. (2019), algorithm 2: the step of each array has length rate x |w|."""
+    model = build(
+        "mlp", features=8, hidden=16, layers=2, classes=4, batch=12, compute_dtype="float32",
+        optimizer="lamb", learning_rate=0.01, weight_decay=0.0,
+    )  # fmt: skip
+    before = model.init(0)
+    after, _ = jax.jit(model.train_step)(before, model.make_batch(0))
+    for old, new in zip(
+        jax.tree.leaves(before["params"]), jax.tree.leaves(after["params"]), strict=True
+    ):
+        if np.linalg.norm(old) > 0:
+            assert np.linalg.norm(new - old) == pytest.approx(0.01 * np.linalg.norm(old), rel=1e-3)
+
+
 def test_cross_entropy_is_the_mean_negative_log_probability():
     logits = np.random.default_rng(0).normal(size=(2, 3, 5))
     labels = np.array([[0, 4, 2], [1, 1, 3]])
@@ -82,6 +110,7 @@ def test_cross_entropy_is_the_mean_negative_log_probability():
             {"remat": "some"},
             "option 'remat': Input should be 'none', 'full' or 'dots'",
         ),
+        ("mlp", {"batch": 10, "microbatches": 4}, "microbatches=4 does not divide batch=10"),
         ("gpt2-124m", {"residual_axes": ("data",)}, "option 'residual_axes'"),
         ("gpt2-124m", {"param_dtype": "f32"}, "option 'param_dtype': Input should be 'float32'"),
     ],
