@@ -13,7 +13,7 @@ _HOLDER = "holder"
 
 def open_scratch(parent: Path) -> Path:
     """A new folder of this process's own; those of dead processes are deleted."""
-    parent.mkdir(parents=True, exist_ok=True)
+    parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     for folder in parent.iterdir():
         holder = folder / _HOLDER
         if holder.is_file() and is_dead(holder.read_text(encoding="utf-8")):

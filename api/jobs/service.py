@@ -9,6 +9,7 @@ from pathlib import Path
 from shardwright.api.jobs.dispatcher import Dispatcher, Observation
 from shardwright.api.jobs.engine import Engine, Limits
 from shardwright.api.jobs.local import LocalEngine
+from shardwright.api.jobs.ray_engine import RayEngine
 from shardwright.api.jobs.scratch import open_scratch
 from shardwright.api.settings import Settings
 from shardwright.api.store.store import Store
@@ -22,8 +23,6 @@ def make_dispatcher(
     Args:
       observe: called from the dispatcher's thread with what becomes of jobs here.
 
-    Raises:
-      InputError: the engine that is asked for is not installed.
     """
     scratch = open_scratch(store.settings.data_dir / "scratch")
     return Dispatcher(store, make_engine(store.settings, scratch), scratch, observe)
@@ -32,4 +31,6 @@ def make_dispatcher(
 def make_engine(settings: Settings, scratch: Path) -> Engine:
     """The engine that settings ask for."""
     limits = Limits(settings.job_memory_bytes, settings.job_seconds)
+    if settings.engine == "ray":
+        return RayEngine(settings.workers, limits, settings.ray_address)
     return LocalEngine(settings.workers or os.cpu_count() or 1, limits, scratch)
