@@ -30,7 +30,10 @@ def comparison_page(comparison: ComparisonModel) -> str:
 
 
 def comparison_sections(
-    rows: Sequence[ComparisonRow], links: Mapping[str, str], unit: str = "tokens"
+    rows: Sequence[ComparisonRow],
+    links: Mapping[str, str],
+    unit: str = "tokens",
+    finished: bool = True,
 ) -> Markup:
     """The table and the charts of a comparison.
 
@@ -38,6 +41,7 @@ def comparison_sections(
       rows: one a slice.
       links: topology -> address of its plan, where there is one.
       unit: what a step works on.
+      finished: whether these are all the rows, so that it can be said who wins.
     """
     planned = [row for row in rows if row.fits]
     charts: list[dict[str, Any]] = []
@@ -57,7 +61,7 @@ def comparison_sections(
             lacking=[row for row in rows if not row.fits],
             links=links,
             unit=unit,
-            wins=_wins(rows, unit),
+            wins=_wins(rows, unit) if finished else [],
             charts=charts,
             priced=any(row.cost_per_step is not None for row in planned),
         )
@@ -88,7 +92,6 @@ def _table(rows: Sequence[ComparisonRow]) -> dict[str, Any]:
     compute_unit, compute = column([row.compute_time_s or 0.0 for row in rows], "s")
     exposed_unit, exposed = column([row.exposed_collective_time_s or 0.0 for row in rows], "s")
     bytes_unit, peaks = column([row.peak_memory_bytes or 0.0 for row in rows], "B")
-    slowest = max((row.step_time_s or 0.0 for row in rows), default=0.0) or 1.0
     return {
         "seconds": seconds,
         "compute_unit": compute_unit,
@@ -99,7 +102,6 @@ def _table(rows: Sequence[ComparisonRow]) -> dict[str, Any]:
                 "row": row,
                 "mesh": ", ".join(f"{a}={n}" for a, n in (row.mesh_axes or {}).items()),
                 "time": time,
-                "part": (row.step_time_s or 0.0) / slowest,
                 "compute": busy,
                 "exposed": waiting,
                 "peak": peak,

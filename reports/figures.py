@@ -1,7 +1,9 @@
 """Charts as plotly figures: plain data that plotly.js draws and plotly's image export reads.
 
 Colours are those of the light palette. What has a name of the palette as its `meta` (a trace) or
-`name` (a shape) is drawn in the colours of the page's scheme instead where a page shows it.
+`name` (a shape) is drawn in the colours of the page's scheme instead where a page shows it. Figures
+whose key is in a table beside them say so in their layout's `meta`, and go without a legend on
+narrow screens.
 """
 
 from __future__ import annotations
@@ -133,6 +135,7 @@ def memory_figure(estimate: EstimateModel, memory_fraction: float) -> Figure | N
             hovermode="x unified",
             shapes=shapes,
             annotations=notes,
+            meta={"keyed": True},
         ),
     }
 

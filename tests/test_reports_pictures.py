@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+import shlex
 import shutil
 import xml.etree.ElementTree as ET
 from pathlib import Path
@@ -18,21 +21,6 @@ _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 _PNG = b"\x89PNG\r\n\x1a\n"
 
 
-@pytest.fixture(scope="module")
-def plan_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    plan = sw.plan(
-        lambda w, x: (w - jax.grad(lambda w: jnp.sum((x @ w) ** 2))(w), jnp.sum(x)),
-        jax.ShapeDtypeStruct((4096, 4096), jnp.float32),
-        jax.ShapeDtypeStruct((8192, 4096), jnp.float32),
-        topology="v5e:2x4",
-        mesh={"data": 4, "model": 2},
-        donate_argnums=(0,),
-    )
-    path = tmp_path_factory.mktemp("pictures") / "plan.json"
-    plan.save(path)
-    return path
-
-
 def needs_a_browser() -> None:
     try:
         import kaleido  # noqa: F401
@@ -42,27 +30,47 @@ def needs_a_browser() -> None:
         lacking("there is no Chromium (Debian's package chromium)")
 
 
-def test_pictures_are_written_in_both_forms(plan_path: Path, tmp_path: Path) -> None:
+def documented_commands() -> list[list[str]]:
+    text = (Path(__file__).parent.parent / "docs" / "reports.md").read_text(encoding="utf-8")
+    lines = [
+        line for block in re.findall(r"```sh\n(.*?)```", text, re.S) for line in block.split("\n")
+    ]
+    return [shlex.split(line)[1:] for line in lines if line.startswith("shardwright ")]
+
+
+def test_the_documented_commands_write_the_page_and_every_picture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     needs_a_browser()
-    png, svg = tmp_path / "png", tmp_path / "svg"
-    assert main(["report", str(plan_path), "--png", str(png), "--svg", str(svg)]) == 0
-    names = {"torus-data", "torus-model", "step-time", "memory", "collectives"}
-    assert {path.stem for path in png.iterdir()} == names
-    assert {path.stem for path in svg.iterdir()} == names
-    for path in png.iterdir():
+    monkeypatch.chdir(tmp_path)
+    commands = documented_commands()
+    assert [command[0] for command in commands] == ["plan", "report", "report", "report"]
+    for command in commands:
+        assert main(command) == 0, command
+    axes = json.loads(Path("plan.json").read_text(encoding="utf-8"))["mesh_axes"]
+    names = {*(f"torus-{axis}" for axis in axes), "step-time", "memory", "collectives"}
+    for suffix in ("svg", "png"):
+        assert {path.stem for path in Path("pictures").glob(f"*.{suffix}")} == names
+    for path in Path("pictures").glob("*.png"):
         content = path.read_bytes()
         assert content.startswith(_PNG)
-        width = int.from_bytes(content[16:20])
-        assert width >= 300, path
-    for path in svg.iterdir():
+        assert int.from_bytes(content[16:20]) >= 200, path  # its width
+    for path in Path("pictures").glob("*.svg"):
         root = ET.fromstring(path.read_text(encoding="utf-8"))
         assert root.tag == "{http://www.w3.org/2000/svg}svg"
-    assert not plan_path.with_suffix(".html").exists()
 
 
 def test_a_folder_that_cannot_be_made_is_told(
-    plan_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "file").write_text("")
-    assert main(["report", str(plan_path), "--svg", str(tmp_path / "file" / "under")]) == 2
+    plan = sw.plan(
+        lambda x: x + 1,
+        jax.ShapeDtypeStruct((8, 128), jnp.float32),
+        topology="v5e:2x2",
+        mesh={"data": 4},
+    )
+    plan.save(tmp_path / "plan.json")
+    under = tmp_path / "plan.json" / "under"
+    assert main(["report", str(tmp_path / "plan.json"), "--svg", str(under)]) == 2
     assert "pictures cannot be written here" in capsys.readouterr().err
+    assert not (tmp_path / "plan.html").exists()

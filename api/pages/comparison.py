@@ -46,13 +46,14 @@ def comparison_view(store: Store, one: Comparison) -> dict[str, Any]:
     """The context of a comparison's page: rows of finished plans, and how far the others are."""
     jobs = store.comparisons.jobs(one)
     rows = [row for job in jobs.values() if (row := _row(store, job)) is not None]
-    sections = comparison_sections(rows, _links(jobs)) if rows else None
+    live = any(not job.is_final for job in jobs.values())
+    sections = comparison_sections(rows, _links(jobs), finished=not live) if rows else None
     return {
         "comparison": listed(one),
         "sections": sections,
         "charts": sections is not None and 'data-figure="' in sections,
         "others": [views.plan_row(job) for job in jobs.values() if job.status != "succeeded"],
-        "live": any(not job.is_final for job in jobs.values()),
+        "live": live,
         "finished": sum(job.is_final for job in jobs.values()),
         "total": len(jobs),
     }

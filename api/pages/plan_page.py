@@ -12,6 +12,7 @@ from shardwright.api.resources import plan_resource
 from shardwright.api.schemas import Progress
 from shardwright.api.store import Job, Store
 from shardwright.planner.plan_schema import PlanModel
+from shardwright.reports.facts import STAGES
 from shardwright.reports.sections import plan_headline, plan_sections
 
 
@@ -24,6 +25,7 @@ def plan_view(store: Store, job: Job) -> dict[str, Any]:
         "links": resource.links,
         "error": resource.error,
         "request_facts": _request_facts(job),
+        "stages": STAGES,
         "form_fields": fields_of(job.request),
         "progress": resource.progress or Progress.model_validate({}),
         "told": views.progress_text(job.progress),

@@ -216,7 +216,7 @@ function drawChart(place) {
   const { data, layout } = inScheme(readData(place.dataset.figure), colourOf);
   if (matchMedia("(max-width: 40rem)").matches) {
     layout.margin = { ...layout.margin, l: 48, r: 8 };
-    layout.showlegend = false;
+    if (layout.meta?.keyed) layout.showlegend = false;
     layout.xaxis.title.text = layout.xaxis.title.text.split(",")[0];
   }
   place.classList.add("drawn");

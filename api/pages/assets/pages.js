@@ -2,7 +2,6 @@
 "use strict";
 
 const byId = (id) => document.getElementById(id);
-const STAGES = { load: "loading", trace: "tracing the program", graph: "building the op graph", search: "searching meshes", polish: "polishing the best", plan: "writing the plan" };
 
 function seconds(value) {
   const [scale, unit] = value >= 1 ? [1, "s"] : value >= 1e-3 ? [1e-3, "ms"] : [1e-6, "µs"];
@@ -12,6 +11,7 @@ function seconds(value) {
 
 function followPlan(section) {
   const source = new EventSource(section.dataset.events);
+  const stages = JSON.parse(section.dataset.stages);
   let announced = "";
   const announce = (text) => {
     if (text !== announced) byId("progress-told").textContent = announced = text;
@@ -26,7 +26,7 @@ function followPlan(section) {
     const status = document.querySelector("h1 + .lead [data-status]");
     status.className = "status status-running";
     status.textContent = "◐ running";
-    const stage = STAGES[told.stage] ?? told.stage ?? "working";
+    const stage = stages[told.stage] ?? told.stage ?? "working";
     byId("progress-stage").textContent = stage;
     const bar = byId("progress-bar");
     if (told.meshes) {
