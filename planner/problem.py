@@ -70,7 +70,11 @@ class Transfer:
 
 @dataclass(frozen=True)
 class ShardingProblem:
-    """Strategies and costs of a program on one mesh, before they are weighed together."""
+    """Strategies and costs of a program on one mesh, before they are weighed together.
+
+    Attributes:
+      alike: for every node a class of nodes that choose alike (see `repeats`), or None.
+    """
 
     mesh: LogicalMesh
     node_graph: NodeGraph = field(repr=False)
@@ -81,6 +85,7 @@ class ShardingProblem:
     transfers: tuple[Transfer, ...] = field(repr=False)
     memory: tuple[MemoryTerm, ...] = field(repr=False)
     loop_of: tuple[int, ...] = field(repr=False)
+    alike: tuple[int, ...] | None = field(default=None, repr=False)
 
     def weighed(self, hiding: float | Mapping[int, float], memory_limit: float) -> Problem:
         """The integer program for one weight of what hides against what it hides behind.

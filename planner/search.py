@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NoReturn
 
 from shardwright.cost_models.memory import PeakMemory
@@ -27,8 +27,10 @@ from shardwright.planner.nodes import NodeGraph, build_nodes
 from shardwright.planner.partitioned import Partitioned, partition
 from shardwright.planner.problem import Fixed, ShardingProblem, build_problem, sharding_of
 from shardwright.planner.program import Program
+from shardwright.planner.repeats import alike_nodes
 from shardwright.planner.skeleton import Skeleton, build_skeleton
-from shardwright.planner.solver import Solution, solve
+from shardwright.planner.solver import Solution
+from shardwright.planner.tied import solve_weighed
 
 _LEAST_WEIGHT = 1e-3
 """Of gathers against the compute that they hide behind: among plans of equal steps, that with less
@@ -48,6 +50,10 @@ _BINDING = 1.1
 """Memory counts as binding where the solution takes this close to its limit."""
 _WORTH_A_MESH = 0.002
 """Meshes whose plans differ by less than this part of the step time count as equally fast."""
+_MOST_NODES = 1000
+"""Above this many nodes, repeated layers are tied."""
+_EVALUATED = 3
+"""Meshes of a large program whose plans are evaluated where the first ones do not fit."""
 _KEPT = 4
 """Plans kept besides the best."""
 
@@ -62,10 +68,22 @@ class Prepared:
     fusions: FusionPlan = field(repr=False)
     buffers: tuple[Lifetime, ...] = field(repr=False)
     skeleton: Skeleton = field(repr=False)
+    alike: dict[tuple[object, ...], tuple[int, ...]] = field(default_factory=dict, repr=False)
 
     def problem(self, mesh: LogicalMesh, fixed: Fixed | None = None) -> ShardingProblem:
-        """The sharding problem on a mesh."""
-        return build_problem(self.nodes, self.fusions, self.buffers, mesh, fixed, self.skeleton)
+        """The sharding problem on a mesh; in a large program the nodes of alike layers are tied."""
+        problem = build_problem(self.nodes, self.fusions, self.buffers, mesh, fixed, self.skeleton)
+        if not self.large:
+            return problem
+        key = tuple(sorted((fixed or {}).items()))
+        if key not in self.alike:
+            self.alike[key] = alike_nodes(self.skeleton, fixed or {})
+        return replace(problem, alike=self.alike[key])
+
+    @property
+    def large(self) -> bool:
+        """Whether the program is too large to solve as it is, and to partition for every mesh."""
+        return len(self.skeleton.kind_of) > _MOST_NODES
 
 
 @dataclass(frozen=True)
@@ -96,6 +114,19 @@ class Candidate:
     evaluation: Evaluation = field(repr=False)
     in_shardings: tuple[DimAxes, ...] = field(repr=False)
     out_shardings: tuple[DimAxes, ...] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A solution on one mesh by the integer program alone.
+
+    Attributes:
+      step_s: seconds of a step.
+    """
+
+    problem: ShardingProblem = field(repr=False)
+    solution: Solution = field(repr=False)
+    step_s: float
 
 
 @dataclass(frozen=True)
@@ -192,6 +223,7 @@ class _Search:
         self._seed = seed
         self._on_progress = on_progress
         self._found: list[Candidate] = []
+        self._estimates: list[Estimate] = []
         self._best: Candidate | None = None
         self._considered: dict[LogicalMesh, Considered] = {}
         self._misfits: list[Misfit] = []
@@ -204,9 +236,12 @@ class _Search:
             mesh = self._good.next_of(left)
             left.remove(mesh)
             self._try(mesh)
+        if self._prepared.large:
+            self._evaluate_estimates()
         if self._best is None:
             self._raise_misfit()
-        self._polish()
+        if not self._prepared.large:
+            self._polish()
         assert self._best is not None
         best = self._best
         others = sorted(
@@ -225,17 +260,12 @@ class _Search:
             self._note(Considered(mesh, "not tried: out of time"))
             return
         self._report("search", mesh.describe())
-        cutoff = math.inf
-        if self._best is not None:
-            cutoff = self._best.evaluation.step_s * (1 - _WORTH_A_MESH)
-        outcome = solve_mesh(
-            self._prepared,
-            self._prepared.problem(mesh, self._fixed_on(mesh)),
-            self._limit,
-            _FIRST_MESH_SECONDS if first else max(self._deadline - began, _LEAST_SECONDS),
-            self._seed,
-            _SEARCH_GAP,
-            cutoff=cutoff,
+        cutoff = self._worth_less_than()
+        problem = self._prepared.problem(mesh, self._fixed_on(mesh))
+        seconds = _FIRST_MESH_SECONDS if first else max(self._deadline - began, _LEAST_SECONDS)
+        plan_it = estimate_mesh if self._prepared.large else solve_mesh
+        outcome = plan_it(
+            self._prepared, problem, self._limit, seconds, self._seed, _SEARCH_GAP, cutoff=cutoff
         )
         self._took[axes] = time.monotonic() - began
         if first:
@@ -244,7 +274,8 @@ class _Search:
             if math.isinf(outcome.bound_s):
                 self._note(Considered(mesh, "does not fit"))
                 return
-            status = f"ruled out: no plan on it takes less than {outcome.bound_s:.4g} s"
+            tied = " with alike layers sharded alike" if self._prepared.large else ""
+            status = f"ruled out: no plan on it{tied} takes less than {outcome.bound_s:.4g} s"
             self._note(Considered(mesh, status))
             self._report("search", f"{mesh.describe()}: {status}")
             self._good.note(mesh, outcome.bound_s)
@@ -252,14 +283,50 @@ class _Search:
             self._misfits.append(outcome)
             status = "does not fit" if outcome.proven else "no plan that fits found in time"
             self._note(Considered(mesh, status, None, outcome.least.bytes))
+        elif isinstance(outcome, Estimate):
+            self._note(Considered(mesh, "estimated", outcome.step_s, outcome.solution.peak))
+            self._good.note(mesh, outcome.step_s)
+            self._estimates.append(outcome)
         else:
             evaluation = outcome.evaluation
             self._note(Considered(mesh, "planned", evaluation.step_s, evaluation.peak.bytes))
             self._good.note(mesh, evaluation.step_s)
             self._found.append(outcome)
-            # Meshes come simplest first; a later one must be worth it.
             if evaluation.step_s < cutoff:
                 self._best = outcome
+
+    def _worth_less_than(self) -> float:
+        """The step time that a mesh must beat; meshes come simplest first."""
+        steps = [estimate.step_s for estimate in self._estimates]
+        if self._best is not None:
+            steps.append(self._best.evaluation.step_s)
+        return min(steps, default=math.inf) * (1 - _WORTH_A_MESH)
+
+    def _evaluate_estimates(self) -> None:
+        """Evaluates the best estimate that fits; alike layers may then differ."""
+        for estimate in sorted(self._estimates, key=lambda e: e.step_s)[:_EVALUATED]:
+            mesh = estimate.problem.mesh
+            self._report("polish", mesh.describe())
+            outcome = solve_mesh(
+                self._prepared,
+                estimate.problem,
+                self._limit,
+                max(self._deadline - time.monotonic(), _LEAST_SECONDS),
+                self._seed,
+                _FINAL_GAP,
+                warm=[estimate.solution.choices],
+                untie=True,
+            )
+            if isinstance(outcome, Candidate):
+                evaluation = outcome.evaluation
+                self._note(Considered(mesh, "planned", evaluation.step_s, evaluation.peak.bytes))
+                self._found.append(outcome)
+                self._best = outcome
+                return
+            if isinstance(outcome, Misfit):
+                self._misfits.append(outcome)
+                status = "no plan that fits found in time"
+                self._note(Considered(mesh, status, None, outcome.least.bytes))
 
     def _note(self, considered: Considered) -> None:
         self._considered[considered.mesh] = considered
@@ -310,6 +377,7 @@ def solve_mesh(
     gap: float,
     warm: Sequence[tuple[int, ...]] = (),
     cutoff: float = math.inf,
+    untie: bool = False,
 ) -> Candidate | Misfit | RuledOut:
     """The best candidate on one mesh, or the least memory found where none fits.
 
@@ -319,6 +387,7 @@ def solve_mesh(
 
     Args:
       cutoff: seconds of a step; a mesh on which no plan takes less is ruled out.
+      untie: let the nodes of alike layers choose differently.
     """
     deadline = time.monotonic() + time_limit_s
     best: Candidate | None = None
@@ -328,13 +397,16 @@ def solve_mesh(
     for weight in _HIDING_WEIGHTS:
         limit = memory_limit
         for _ in range(_MEMORY_ROUNDS):
-            solution = solve(
-                problem.weighed(weights, limit),
+            solution = solve_weighed(
+                problem,
+                weights,
+                limit,
                 time_limit_s=max(_LEAST_SECONDS, deadline - time.monotonic()),
                 seed=seed,
                 gap=gap,
                 cutoff=cutoff,
                 warm_starts=warm,
+                untie=untie,
             )
             if solution.status == "cut off":
                 return best or RuledOut(solution.bound)
@@ -360,6 +432,47 @@ def solve_mesh(
     if best is not None:
         return best
     return Misfit(least or peak, proven)
+
+
+def estimate_mesh(
+    prepared: Prepared,
+    problem: ShardingProblem,
+    memory_limit: float,
+    time_limit_s: float,
+    seed: int,
+    gap: float,
+    cutoff: float = math.inf,
+) -> Estimate | Misfit | RuledOut:
+    """The best solution on one mesh by the integer program alone; otherwise as `solve_mesh`."""
+    del prepared
+    deadline = time.monotonic() + time_limit_s
+    best: Estimate | None = None
+    weights = dict.fromkeys(problem.loops, _LEAST_WEIGHT)
+    for weight in _HIDING_WEIGHTS:
+        solution = solve_weighed(
+            problem,
+            weights,
+            memory_limit,
+            time_limit_s=max(_LEAST_SECONDS, deadline - time.monotonic()),
+            seed=seed,
+            gap=gap,
+            cutoff=cutoff,
+            warm_starts=(),
+            untie=False,
+        )
+        if solution.status == "cut off":
+            return best or RuledOut(solution.bound)
+        if solution.status == "infeasible":
+            return best or Misfit(problem.peak_memory(solution.choices), proven=False)
+        step_s = problem.step_seconds(solution.choices)
+        if best is None or step_s < best.step_s:
+            best = Estimate(problem, solution, step_s)
+        longer = _gathering_longest(problem, solution)
+        if not longer:
+            break
+        weights.update(dict.fromkeys(longer, weight))
+    assert best is not None
+    return best
 
 
 def _gathering_longest(problem: ShardingProblem, solution: Solution) -> list[int]:
