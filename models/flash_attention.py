@@ -23,6 +23,7 @@ BLOCK = 512
 Source: AI-Hypercomputer/maxtext, configs/base.yml, `sa_block_q` and `sa_block_kv`.
 """
 
+_SUBLANES = 8
 _RULE = "b (k g) t d, b k s d, b k s d"
 
 
@@ -98,7 +99,8 @@ def _kernels(causal: bool, itemsize: int) -> tuple[Kernel, Kernel]:
     both for the gradient of the queries and for that of keys and values. head_dim is padded to
     the matrix unit. A causal mask skips the blocks above the diagonal. HBM: what a block of
     queries needs of keys and values is read again for each block, and the other way round; the
-    sums of exponentials are written in all lanes of a register, as float32.
+    sums of exponentials are written in all lanes of a register, as float32, and read back by the
+    gradient's kernels in all sublanes, with the products of results and their gradients.
 
     Source: jax/experimental/pallas/ops/tpu/splash_attention/splash_attention_kernel.py (grids,
       block specs and output shapes of the forward, dq and dkv kernels).
@@ -116,6 +118,7 @@ def _kernels(causal: bool, itemsize: int) -> tuple[Kernel, Kernel]:
         whole="t" if causal else "",
         flops=f"2 * {pair}",
         hbm_bytes=f"2 * {queries} + {keys_again} + 2 * {sums}",
+        temp_bytes=sums,
         name="flash_attention",
     )
     gradients = f"{queries} + 2 * {keys}"
@@ -126,6 +129,7 @@ def _kernels(causal: bool, itemsize: int) -> tuple[Kernel, Kernel]:
         whole="d",
         flops=f"7 * {pair}",
         hbm_bytes=f"4 * {queries} + {keys_again} + 2 * {keys} + {queries_again} + {gradients}",
+        temp_bytes=f"4 * b * k * g * t * {_SUBLANES} * 4",
         name="flash_attention_gradient",
     )
     return forward, backward

@@ -36,6 +36,7 @@ class KernelInfo(BaseModel):
       reduction: factors over which shards of the results are partial sums.
       flops: matrix FLOPs of one call, an expression of the local sizes of factors.
       hbm_bytes: bytes that it moves; every operand and result once where None.
+      temp_bytes: bytes of HBM that it allocates while it runs; none where None.
       efficiency: fraction of peak FLOP/s reached; that of large matrix products where None.
     """
 
@@ -49,7 +50,16 @@ class KernelInfo(BaseModel):
     reduction: tuple[str, ...]
     flops: str
     hbm_bytes: str | None
+    temp_bytes: str | None
     efficiency: float | None = Field(gt=0, le=1)
+
+    @property
+    def costs(self) -> dict[str, str]:
+        """The expressions that are given, by kind."""
+        told = {
+            "flops": self.flops, "hbm_bytes": self.hbm_bytes, "temp_bytes": self.temp_bytes
+        }  # fmt: skip
+        return {kind: cost for kind, cost in told.items() if cost is not None}
 
     @property
     def factors(self) -> tuple[str, ...]:
@@ -103,9 +113,8 @@ def read_kernel(op: Any) -> KernelInfo | None:
     marked = whole | reduction
     if rule.sizes(before, after, where) != info.sizes or not marked <= set(info.sizes):
         raise _damaged("its factors are not those of its arrays")
-    check_cost(info.flops, info.sizes, "flops", where)
-    if info.hbm_bytes is not None:
-        check_cost(info.hbm_bytes, info.sizes, "hbm_bytes", where)
+    for kind, cost in info.costs.items():
+        check_cost(cost, info.sizes, kind, where)
     return info
 
 

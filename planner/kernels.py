@@ -46,6 +46,7 @@ def kernel(
     rule: str,
     flops: Cost,
     hbm_bytes: Cost | None = None,
+    temp_bytes: Cost | None = None,
     reference: Callable[..., Any] | None = None,
     whole: str = "",
     reduction: str = "",
@@ -75,6 +76,8 @@ def kernel(
         `size`, `itemsize` and `nbytes`.
       hbm_bytes: bytes of one call that the kernel moves between HBM and the core, in the same
         ways; every operand and result once where None.
+      temp_bytes: bytes of HBM that the function allocates besides its results while it runs, in
+        the same ways; none where None.
       reference: the same function in plain JAX, which runs where there is no TPU.
       whole: further factors that may not be sharded, separated by spaces: those along which the
         shards of a result need other shards of the operands.
@@ -103,6 +106,7 @@ def kernel(
         rule=parse_rule(rule, whole, reduction, where),
         flops=flops,
         hbm_bytes=hbm_bytes,
+        temp_bytes=temp_bytes,
         efficiency=efficiency,
         name=called,
     )
@@ -121,6 +125,7 @@ class Kernel:
     rule: KernelRule
     flops: Cost
     hbm_bytes: Cost | None
+    temp_bytes: Cost | None
     efficiency: float | None
     name: str
     over: tuple[tuple[str, tuple[int | None, ...]], ...] = ()
@@ -206,7 +211,10 @@ class Kernel:
         rule, unbatched = self.rule, self._unbatched()
         sizes = rule.sizes([a.shape for a in operands], [a.shape for a in results], self.where)
         costs = {}
-        for kind, cost in (("flops", self.flops), ("hbm_bytes", self.hbm_bytes)):
+        given = {
+            "flops": self.flops, "hbm_bytes": self.hbm_bytes, "temp_bytes": self.temp_bytes
+        }  # fmt: skip
+        for kind, cost in given.items():
             if cost is not None:
                 text = cost_expression(cost, unbatched, sizes, dtypes, self.where)
                 costs[kind] = " * ".join([f"({text})", *(factor for factor, _ in self.over)])
@@ -221,6 +229,7 @@ class Kernel:
             efficiency=self.efficiency,
             flops=costs["flops"],
             hbm_bytes=costs.get("hbm_bytes"),
+            temp_bytes=costs.get("temp_bytes"),
         )
 
     def _unbatched(self) -> KernelRule:

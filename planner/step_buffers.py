@@ -11,6 +11,8 @@ from shardwright.hardware_profiles.mesh import LogicalMesh
 from shardwright.planner.collectives import DimAxes, axis_size, shards
 from shardwright.planner.fusion import FusionPlan
 from shardwright.planner.graph import OpGraph
+from shardwright.planner.kernel_costs import evaluate_cost
+from shardwright.planner.kernel_ops import local_sizes
 from shardwright.planner.liveness import Lifetime
 from shardwright.planner.nodes import is_trivial
 from shardwright.planner.op_costs import local_bytes
@@ -72,7 +74,29 @@ class _StepBuffers:
             if not is_trivial(self._graph.values[origin]):
                 for c in chain:
                     buffers += self._collective_buffer(origin, c)
-        return buffers
+        return [*buffers, *self._kernel_temporaries()]
+
+    def _kernel_temporaries(self) -> Iterator[Buffer]:
+        """What kernels say that they allocate while they run."""
+        for op in self._graph.ops:
+            info = op.detail.get("kernel")
+            if info is None or info.temp_bytes is None or op.id not in self._partitioned.operands:
+                continue
+            sides = (
+                (op.operands, self._partitioned.operands[op.id]),
+                (op.results, self._partitioned.results[op.id]),
+            )
+            operands, results = (
+                [
+                    local_shape(self._graph.values[v].shape, sharding, self._sizes)[None, :]
+                    for v, sharding in zip(values, shardings, strict=True)
+                ]
+                for values, shardings in sides
+            )
+            sizes = local_sizes(info, operands, results)
+            nbytes = float(np.max(evaluate_cost(info.temp_bytes, sizes)))
+            name = f"temporaries of {info.name} at {op.source or op.key.location}"
+            yield Buffer(name, op.id, op.id + 1, nbytes, "temporary")
 
     def _nbytes(self, shape: Sequence[int], dtype: str, sharding: DimAxes) -> float:
         return float(local_bytes(local_shape(shape, sharding, self._sizes)[None, :], dtype)[0])

@@ -280,6 +280,21 @@ def test_marks_are_in_one_order_whatever_the_hash_seed() -> None:
     assert list(kernel.describe([x], [x], ["f32"]).whole) == sorted(names.split())
 
 
+def test_what_a_kernel_allocates_counts_as_memory() -> None:
+    def peak(temp_bytes: str | None) -> float:
+        kernel = sw.kernel(
+            plain_product, rule="m k, k n -> m n", whole="n", flops=0.0, temp_bytes=temp_bytes
+        )
+        x, w = random(16, 32), random(32, 16)
+        plan = sw.plan(
+            kernel, x, w, topology=TOPOLOGY, mesh=MESH, pinned={"[0]": P("data"), "[1]": P()}
+        )
+        assert plan.data.kernels[0].in_specs == [[["data"], []], [[], []]]
+        return plan.estimate.peak_memory_bytes
+
+    assert peak("m * 1e6") == pytest.approx(peak(None) + 8 * 1e6)
+
+
 DAMAGE = {
     "not JSON": ('{\\22name', "{", "damaged"),
     "a factor that is not there": (':[\\22k\\22]', ':[\\22z\\22]', "damaged"),
