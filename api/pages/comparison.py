@@ -64,17 +64,19 @@ def _links(jobs: Mapping[str, Job]) -> dict[str, str]:
 
 
 def _row(store: Store, job: Job) -> ComparisonRow | None:
-    return _finished_row(store, job.id) if job.status == "succeeded" else None
+    """The row of a plan; None where it is not there or its file cannot be read."""
+    if job.status != "succeeded":
+        return None
+    try:
+        return _finished_row(store, job.id, job.owner)
+    except (ValidationError, OSError):
+        return None
 
 
 @lru_cache(maxsize=_REMEMBERED_ROWS)
-def _finished_row(store: Store, job_id: str) -> ComparisonRow | None:
-    """The row of a plan, which never changes; None where its file cannot be read."""
-    job = store.jobs.get(None, job_id)
-    try:
-        content = None if job is None else store.read_result(job, "plan.json")
-        plan = PlanModel.model_validate_json(content or b"")
-    except (ValidationError, OSError):
-        return None
+def _finished_row(store: Store, job_id: str, owner: str) -> ComparisonRow:
+    job = store.jobs.get(owner, job_id)
+    content = None if job is None else store.read_result(job, "plan.json")
+    plan = PlanModel.model_validate_json(content or b"")
     tokens = plan.program.tokens_per_step
     return row_of_plan(plan, tokens_per_step=None if tokens is None else int(tokens))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 from pydantic import ValidationError
@@ -14,6 +15,9 @@ from shardwright.api.store import Job, Store
 from shardwright.planner.plan_schema import PlanModel
 from shardwright.reports.facts import STAGES
 from shardwright.reports.sections import plan_headline, plan_sections
+
+_REMEMBERED = 64
+"""Pages of about 150 kB each."""
 
 
 def plan_view(store: Store, job: Job) -> dict[str, Any]:
@@ -37,11 +41,23 @@ def plan_view(store: Store, job: Job) -> dict[str, Any]:
     if job.status != "succeeded":
         return shown
     try:
-        plan = PlanModel.model_validate_json(store.read_result(job, "plan.json") or b"")
+        return shown | _finished(store, job.id, job.owner)
     except (ValidationError, OSError):
         return shown | {"unreadable": True}
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def _finished(store: Store, job_id: str, owner: str) -> dict[str, Any]:
+    """The parts of the page that never change once a plan is there.
+
+    Raises:
+      ValidationError, OSError: its file is missing or of another version.
+    """
+    job = store.jobs.get(owner, job_id)
+    content = None if job is None else store.read_result(job, "plan.json")
+    plan = PlanModel.model_validate_json(content or b"")
     sections = plan_sections(plan)
-    return shown | {
+    return {
         "headline": plan_headline(plan),
         "sections": sections,
         "charts": 'data-figure="' in sections,
