@@ -5,9 +5,10 @@ set -euo pipefail
 
 ray start --address "$SHARDWRIGHT_RAY_ADDRESS" --num-cpus 0
 
+stopping=""
 shardwright serve &
 server=$!
-trap 'kill -TERM "$server"' TERM INT
+trap 'stopping=yes; kill -TERM "$server"' TERM INT
 
 node_is_alive() {
     grep --quiet --no-messages '^raylet$' /proc/[0-9]*/comm
@@ -17,11 +18,13 @@ node=$!
 
 ended=0
 wait -n "$server" "$node" || ended=$?
-if kill -0 "$server" 2>/dev/null; then
+if [ -z "$stopping" ] && kill -0 "$server" 2>/dev/null; then
     echo "error: the Ray node has ended" >&2
-    ended=1
     kill -TERM "$server"
     wait "$server" || true
+    exit 1
 fi
 kill "$node" 2>/dev/null || true
+# A signal interrupts the first wait, before the server has ended.
+wait "$server" 2>/dev/null || ended=$?
 exit "$ended"

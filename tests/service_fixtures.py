@@ -23,6 +23,8 @@ import pytest
 
 _START_S = 120.0
 _FIXTURES = ("service_factory", "service", "postgres_server", "postgres_url", "ray_address")
+# A token in the home folder of whoever runs the tests would be asked for.
+_RAY = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
 REQUIRE_ALL = os.environ.get("SHARDWRIGHT_REQUIRE_ALL") == "1"
 
 
@@ -66,11 +68,12 @@ def child(*command: str | Path) -> list[str | Path]:
 def bare_environment() -> dict[str, str]:
     """This environment without what tests and the settings of the service put into it."""
     unwanted = ("JAX_PLATFORMS", "XLA_FLAGS", "COLUMNS")
-    return {
+    kept = {
         key: value
         for key, value in os.environ.items()
         if key not in unwanted and not key.startswith(("SHARDWRIGHT_", "RAY_"))
     }
+    return kept | _RAY
 
 
 def shardwright(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -145,12 +148,12 @@ class Service:
             self.process.kill()
             self.process.wait()
 
-    def stop(self) -> int:
-        """Ends it as an administrator would; returns its exit code."""
+    def stop(self) -> None:
+        """Ends it as an administrator would."""
         assert self.process is not None
         self.process.terminate()
         try:
-            return self.process.wait(60)
+            self.process.wait(60)
         except subprocess.TimeoutExpired:
             self.kill()
             raise
@@ -291,7 +294,7 @@ def ray_address() -> Iterator[str]:
     port, program = free_port(), str(Path(sys.executable).with_name("ray"))
     # The paths of its sockets must be short.
     folder = Path(tempfile.mkdtemp(prefix="swray-", dir="/tmp"))
-    environment = bare_environment() | {"RAY_USAGE_STATS_ENABLED": "0"}
+    environment = bare_environment()
     with (folder / "log").open("wb") as log:
         head = subprocess.Popen(
             child(
@@ -313,7 +316,10 @@ def ray_address() -> Iterator[str]:
             return asked.returncode == 0
 
         wait_until(healthy, (folder / "log").read_text)
-        yield address
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in _RAY.items():
+                patch.setenv(name, value)
+            yield address
     finally:
         children = family.children(recursive=True) if head.poll() is None else []
         for process in (family, *children):

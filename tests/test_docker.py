@@ -1,12 +1,13 @@
 """The files under docker/: linted, checked against their specification, and run as far as one can
 without an engine."""
 
+import contextlib
 import json
 import os
 import pwd
 import re
 import shutil
-import socket
+import signal
 import subprocess
 import sys
 import time
@@ -14,9 +15,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import jsonschema
 import pytest
 import yaml
+from service_fixtures import bare_environment, free_port, wait_until
 
 ROOT = Path(__file__).parent.parent
 DOCKER = ROOT / "docker"
@@ -172,12 +175,6 @@ def test_package_script_says_what_to_install_where_it_cannot(tmp_path: Path) -> 
 # -- the image's own command ---------------------------------------------------------------------
 
 
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
-
-
 class Container:
     """What a container would run, as the user and with the variables of the image."""
 
@@ -193,6 +190,7 @@ class Container:
         settings = next(a for n, a in final_stage() if n == "ENV")
         told = dict(pair.split("=", 1) for pair in settings.split())
         told = {k: v.replace("/var/lib/shardwright", str(folder)) for k, v in told.items()}
+        told["TINI_SUBREAPER"] = "1"  # it is not the first process here
         told["PATH"] = f"{self.bin}:/usr/bin:/bin"
         self.environment = told | {"SHARDWRIGHT_PORT": str(free_port())}
 
@@ -231,16 +229,16 @@ def container() -> Iterator[Container]:
 def test_image_serves_as_its_user_once_there_is_a_key(container: Container) -> None:
     (told,) = [json.loads(a) for n, a in final_stage() if n == "CMD"]
     (entry,) = [json.loads(a) for n, a in final_stage() if n == "ENTRYPOINT"]
-    assert entry[:2] == ["tini", "--"]
-    command = [container.bin / entry[2], *told]
-    code, output = container.run(*command)
+    if shutil.which("tini") is None:
+        pytest.skip("tini is not installed (Debian's package tini)")
+    code, output = container.run(*entry, *told)
     assert code == 2 and "there are no keys" in output
 
-    code, key = container.run(container.bin / entry[2], "keys", "create", "first")
+    code, key = container.run(*entry, "keys", "create", "first")
     assert code == 0 and key.startswith("sw_")
     assert container.check_health()[0] == 1
 
-    server = container.start(*command)
+    server = container.start(*entry, *told)
     try:
         deadline = time.monotonic() + 90
         while container.check_health()[0] != 0:
@@ -249,4 +247,46 @@ def test_image_serves_as_its_user_once_there_is_a_key(container: Container) -> N
     finally:
         server.terminate()
         output, _ = server.communicate(timeout=60)
-    assert server.returncode == 0, output
+    assert server.returncode in (0, 128 + signal.SIGTERM) and "Traceback" not in output
+
+
+def test_server_of_a_cluster_joins_it_without_taking_work(ray_address: str, tmp_path: Path) -> None:
+    import psutil
+    import ray
+
+    port, mark = free_port(), f"SHARDWRIGHT_TEST={tmp_path}"
+    environment = bare_environment() | {
+        "PATH": f"{BIN}:{os.environ['PATH']}",
+        "SHARDWRIGHT_DATA_DIR": str(tmp_path / "data"),
+        "SHARDWRIGHT_ENGINE": "ray",
+        "SHARDWRIGHT_RAY_ADDRESS": ray_address,
+        "SHARDWRIGHT_WORKERS": "1",
+        "SHARDWRIGHT_PORT": str(port),
+        "SHARDWRIGHT_TEST": str(tmp_path),
+    }
+    log = tmp_path / "log"
+    with log.open("wb") as output:
+        server = subprocess.Popen(
+            [DOCKER / "serve_on_ray.sh"], env=environment, stdout=output, stderr=output
+        )
+    try:
+        wait_until(lambda: answers(port) or server.poll() is not None, log.read_text)
+        assert server.poll() is None, log.read_text()
+        ray.init(address=ray_address, log_to_driver=False, configure_logging=False)
+        cpus = [node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"]]
+        ray.shutdown()
+        assert sorted(cpus) == [0, 2]
+        server.terminate()
+        assert server.wait(60) in (0, 128 + signal.SIGTERM)
+    finally:
+        # A container's end takes the node with it; here it would stay.
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if f"SHARDWRIGHT_TEST={process.environ().get('SHARDWRIGHT_TEST')}" == mark:
+                    process.kill()
+
+
+def answers(port: int) -> bool:
+    with contextlib.suppress(httpx.TransportError):
+        return httpx.get(f"http://127.0.0.1:{port}/readyz").status_code == 200
+    return False
