@@ -287,12 +287,12 @@ def test_what_a_kernel_allocates_counts_as_memory() -> None:
         )
         x, w = random(16, 32), random(32, 16)
         plan = sw.plan(
-            kernel, x, w, topology=TOPOLOGY, mesh=MESH, pinned={"[0]": P("data"), "[1]": P()}
+            kernel, x, w, topology=TOPOLOGY, mesh={"x": 8}, pinned={"[0]": P("x"), "[1]": P()}
         )
-        assert plan.data.kernels[0].in_specs == [[["data"], []], [[], []]]
+        assert plan.data.kernels[0].in_specs == [[["x"], []], [[], []]]
         return plan.estimate.peak_memory_bytes
 
-    assert peak("m * 1e6") == pytest.approx(peak(None) + 8 * 1e6)
+    assert peak("m * 1e6") == pytest.approx(peak(None) + 2 * 1e6)
 
 
 DAMAGE = {
@@ -416,3 +416,19 @@ def test_a_raw_pallas_kernel_that_tells_its_cost_is_priced() -> None:
     assert plan.data.unpriced_ops == []
     peak = plan.logical_mesh.slice.chip.device_peak_flops("f32")
     assert plan.estimate.compute_time_s == pytest.approx(1e12 / (peak * 0.95), rel=0.01)
+
+
+def test_verify_runs_the_planned_kernel_beside_one_device() -> None:
+    x, w = random(16, 32), random(32, 16, seed=1)
+    plan = sw.plan(product_kernel, x, w, topology=TOPOLOGY, mesh=MESH, pinned={"[0]": P("data")})
+    found = sw.verify(plan, product_kernel, x, w, compiler="cpu")
+    assert found.fits
+    assert found.largest_difference < 1e-5
+
+
+def test_verify_needs_the_functions_of_kernels() -> None:
+    program = sw.Program.trace(product_kernel, random(16, 32), random(32, 16))
+    read = sw.Program.from_stablehlo(program.to_stablehlo())
+    plan = sw.plan(read, topology=TOPOLOGY, mesh=MESH)
+    with pytest.raises(InputError, match=r"verify: .* does not hold the functions of its kernels"):
+        sw.verify(plan, read, compiler="cpu")
