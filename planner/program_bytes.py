@@ -39,7 +39,7 @@ def read_program(data: bytes, where: str = "program") -> Program:
         raise InputError(
             "this is a plan, not a program",
             where=where,
-            do="Give a jax.export artifact or StableHLO",
+            do=f"Give the program that was planned; `shardwright show {where}` shows the plan",
         )
     try:
         if program_kind(data) == "exported":

@@ -123,7 +123,7 @@ def load_program(path: Path) -> Program:
     Raises:
       InputError: it cannot be read, or is neither a jax.export artifact nor StableHLO.
     """
-    from shardwright.planner.program import Program
+    from shardwright.planner.program_bytes import read_program
 
     try:
         data = path.read_bytes()
@@ -131,17 +131,7 @@ def load_program(path: Path) -> Program:
         raise InputError(
             f"the file cannot be read ({error.strerror})", where=str(path), do="Check its path"
         ) from None
-    if not data.strip():
-        raise InputError("the file is empty", where=str(path), do="Write the program again")
-    if data.lstrip()[:1] == b"{" and b'"schema_version"' in data:
-        raise InputError(
-            "this is a plan, not a program", where=str(path), do=f"See `shardwright show {path}`"
-        )
-    is_stablehlo = data[:4] == b"ML\xefR" or b"\0" not in data
-    try:
-        return Program.from_stablehlo(data) if is_stablehlo else Program.from_exported(data)
-    except InputError as error:
-        raise InputError(error.what, where=str(path), do=error.do) from None
+    return read_program(data, where=str(path))
 
 
 def _function(reference: str) -> Callable[..., Any]:

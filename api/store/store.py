@@ -78,9 +78,12 @@ class Store:
         ping(self.database)
 
     def read_result(self, job: Job, name: str) -> bytes | None:
-        """A file of a job's result, such as "plan.json"; None where it has none."""
+        """A file of a job's result, such as "plan.json"; None where it has none (any more)."""
         path = job.files.get(name)
-        return None if path is None else self.files.read(path)
+        if path is not None:
+            with contextlib.suppress(FileNotFoundError):
+                return self.files.read(path)
+        return None
 
     @contextlib.contextmanager
     def upload_file(self) -> Iterator[Path]:

@@ -121,6 +121,7 @@ jobs = sa.Table(
     sa.Column("files", Data, nullable=False),
     sa.Index(None, "status", "created_at"),
     sa.Index(None, "owner", "kind", "created_at", "id"),
+    sa.Index(None, "kind", "created_at", "id"),
     sa.Index(None, "key_id", "created_at"),
     # The same work of the same owner is done once; what failed or was cancelled may be done anew.
     sa.Index(

@@ -52,6 +52,9 @@ def upgrade() -> None:
         sa.Column("files", sa.JSON(), nullable=False),
         sa.PrimaryKeyConstraint("id", name="pk_jobs"),
     )
+    op.create_index(
+        "ix_jobs_kind_created_at_id", "jobs", ["kind", "created_at", "id"], unique=False
+    )
     op.create_index("ix_jobs_key_id_created_at", "jobs", ["key_id", "created_at"], unique=False)
     op.create_index(
         "ix_jobs_owner_kind_created_at_id",
