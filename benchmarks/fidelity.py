@@ -90,7 +90,12 @@ CASES = {
             model("llama3-8b", **{**_LLAMA, "layers": 2, "scan_layers": False}),
             FOUR_BY_FOUR,
         ),
-        Case("llama2-7b, 2 layers", "tpu7x:2x2x2", model("llama2-7b", **{**_LLAMA, "layers": 2})),
+        Case("grouped heads", "tpu7x:2x2x2", model("llama3-8b", **_GROUPED)),
+        Case(
+            "grouped heads, unrolled",
+            "v5e:4x4",
+            model("llama3-8b", **{**_GROUPED, "layers": 2, "scan_layers": False}),
+        ),
         Case("grouped heads", "v5p:2x2x4", model("llama3-8b", **{**_GROUPED, "batch": 128})),
         Case("grouped heads, remat dots", "v6e:4x4", model("llama3-8b", **_GROUPED, remat="dots")),
         Case(

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from shardwright.planner.given import CONSTRAINT
 from shardwright.planner.graph import Op, OpGraph
 from shardwright.planner.nodes import BARRIER, GROUP, NodeGraph, is_trivial
+from shardwright.planner.relayouts import Relayout, relayouts
 
 IN_PLACE = ("stablehlo.dynamic_update_slice", "stablehlo.scatter")
 """Operations that write into their first operand's buffer where nothing else needs it."""
@@ -73,12 +74,14 @@ class FusionPlan:
       materialized: value ids that reach HBM.
       fusion_of_op: operation id -> index into fusions.
       made_of: value id without a buffer -> the values that it is a view of or computed from.
+      relayouts: arguments that are copied to other layouts.
     """
 
     fusions: tuple[Fusion, ...] = field(repr=False)
     materialized: frozenset[int] = field(repr=False)
     fusion_of_op: dict[int, int] = field(repr=False)
     made_of: dict[int, tuple[int, ...]] = field(repr=False)
+    relayouts: tuple[Relayout, ...] = field(default=(), repr=False)
 
 
 def plan_fusions(nodes: NodeGraph) -> FusionPlan:
@@ -125,7 +128,9 @@ class _Planner:
             time = max([product, *(self._ready(read, made_of) for read in reads)])
             for i in pair:
                 fusions[i] = replace(fusions[i], time=time)
-        return FusionPlan(tuple(fusions), frozenset(self._materialized), of_op, made_of)
+        materialized = frozenset(self._materialized)
+        moved = relayouts(self._nodes)
+        return FusionPlan(tuple(fusions), materialized, of_op, made_of, moved)
 
     def _ready(self, read: Read, made_of: dict[int, tuple[int, ...]]) -> int:
         """The program point at which a tensor that is read has been made."""
@@ -197,7 +202,9 @@ class _Planner:
                     self._write(results)
                 return
             sources = self._sources(op)
-            if not kept and len(sources) <= 1 and not self._narrows(op):
+            product = one is not None and one.name in _MATRIX and one.loop == op.loop
+            cheap = product or (len(sources) <= 1 and not self._narrows(op))
+            if not kept and cheap:
                 self._transparent[results[0]] = sources
                 if not any(self._gathers(r, results) for r in readers):
                     self._runs_in[op.id] = runs_in

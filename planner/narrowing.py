@@ -17,6 +17,7 @@ from shardwright.planner.graph import OpGraph
 _SLICE = "stablehlo.dynamic_slice"
 _CONVERT = "stablehlo.convert"
 _LOOKUP = "stablehlo.gather"
+_BARRIER = "stablehlo.optimization_barrier"
 _KEEP_ELEMENTS = (
     "stablehlo.reshape", "stablehlo.select", "stablehlo.slice", "stablehlo.transpose",
     "sdy.sharding_constraint",
@@ -60,10 +61,20 @@ class Narrowing:
 
         Elementwise readers (an optimizer) take the value as it is sharded.
         """
-        types = {self._needed_by(value, reader) for reader in self._readers.get(value, ())}
-        types.discard(None)
+        types = {
+            self._needed_by(value, reader)
+            for reader in self._readers.get(value, ())
+            if not self._elementwise(value, reader)
+        }
         dtype = types.pop() if len(types) == 1 else None
         return dtype if dtype and self._narrower(dtype, value) else None
+
+    def _elementwise(self, value: int, reader: int) -> bool:
+        """Whether an operation other than a cast makes an element of each element of a value."""
+        op = self._graph.ops[reader]
+        if op.rule is None or not op.results or op.name in (_CONVERT, _BARRIER):
+            return False
+        return op.rule.operands[op.operands.index(value)] == op.rule.results[0]
 
     def _narrower(self, dtype: str, value: int) -> bool:
         return dtype_bytes(dtype) < dtype_bytes(self._graph.values[value].dtype)

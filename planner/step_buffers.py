@@ -74,7 +74,7 @@ class _StepBuffers:
             if not is_trivial(self._graph.values[origin]):
                 for c in chain:
                     buffers += self._collective_buffer(origin, c)
-        return [*buffers, *self._kernel_temporaries()]
+        return [*buffers, *self._copies(), *self._kernel_temporaries()]
 
     def _kernel_temporaries(self) -> Iterator[Buffer]:
         """What kernels say that they allocate while they run."""
@@ -97,6 +97,18 @@ class _StepBuffers:
             nbytes = float(np.max(evaluate_cost(info.temp_bytes, sizes)))
             name = f"temporaries of {info.name} at {op.source or op.key.location}"
             yield Buffer(name, op.id, op.id + 1, nbytes, "temporary")
+
+    def _copies(self) -> Iterator[Buffer]:
+        """Arguments in the layout of their gradient."""
+        for relayout in self._fusions.relayouts:
+            chain = self._chains.get(relayout.product, [])
+            if any(c.step.kind == "all_reduce" for c in chain):
+                continue
+            for argument in relayout.copied:
+                value = self._graph.values[argument]
+                nbytes = self._nbytes(value.shape, value.dtype, self._partitioned.values[argument])
+                name = f"transposed copy of {_buffer_name(self._graph, argument)}"
+                yield Buffer(name, relayout.start, relayout.end, nbytes, "temporary")
 
     def _nbytes(self, shape: Sequence[int], dtype: str, sharding: DimAxes) -> float:
         return float(local_bytes(local_shape(shape, sharding, self._sizes)[None, :], dtype)[0])
