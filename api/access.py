@@ -14,12 +14,13 @@ from urllib.parse import urlsplit
 
 from fastapi import Depends, Request
 from fastapi.security import HTTPBearer
+from sqlalchemy.exc import SQLAlchemyError
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from shardwright.api.limits import RateLimiter
-from shardwright.api.problems import answer, problem
+from shardwright.api.problems import Problem, answer, problem
 from shardwright.api.settings import Settings
 from shardwright.api.store import Key, Store
 
@@ -200,11 +201,11 @@ def is_loopback(host: str) -> bool:
 
 
 class LoopbackGuard:
-    """Keeps web sites away from a server that asks for no keys.
+    """Keeps everybody but this machine away from a server that asks for no keys.
 
     A page that somebody visits can send requests to their own machine, under a name that the
-    page's owner points at it (DNS rebinding) or as a form. So while there are no keys, the Host
-    must be of this machine, and an Origin must be the server's own.
+    page's owner points at it (DNS rebinding) or as a form. So while there are no keys, the client
+    must be on this machine, the Host must be of this machine, and an Origin the server's own.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -212,31 +213,44 @@ class LoopbackGuard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Passes on what is for this machine and answers the rest."""
-        if scope["type"] == "http" and not await scope["app"].state.gate.keyed():
-            headers = Headers(scope=scope)
-            host, origin = headers.get("host", ""), headers.get("origin")
-            if not is_loopback(_host_name(host)):
-                refusal = problem(
-                    "misdirected",
-                    f"a server without keys answers to this machine's own names, not to {host!r}",
-                    where="Host",
-                    do="Ask at http://127.0.0.1 or http://localhost, or make keys with "
-                    "`shardwright keys create`",
-                )
-            elif origin is not None and urlsplit(origin).netloc != host:
-                refusal = problem(
-                    "forbidden",
-                    "the request comes from a page of another site",
-                    where="Origin",
-                    do="Use the server's own pages, or make keys with `shardwright keys create`",
-                )
-            else:
-                await self._app(scope, receive, send)
-                return
-            request = Request(scope, receive)
-            await answer(request, refusal)(scope, receive, send)
-            return
-        await self._app(scope, receive, send)
+        refusal = await self._refusal(scope) if scope["type"] == "http" else None
+        if refusal is None:
+            await self._app(scope, receive, send)
+        else:
+            await answer(Request(scope, receive), refusal)(scope, receive, send)
+
+    async def _refusal(self, scope: Scope) -> Problem | None:
+        try:
+            if await scope["app"].state.gate.keyed():
+                return None
+        except SQLAlchemyError:  # nothing is given out without the database
+            return None
+        headers = Headers(scope=scope)
+        host, origin = headers.get("host", ""), headers.get("origin")
+        client = scope.get("client")
+        keys = "make keys with `shardwright keys create`"
+        if client is not None and not is_loopback(client[0]):
+            return problem(
+                "misdirected",
+                "a server without keys answers this machine alone",
+                where="client",
+                do=f"Ask from the machine itself, or {keys}",
+            )
+        if not is_loopback(_host_name(host)):
+            return problem(
+                "misdirected",
+                f"a server without keys answers to this machine's own names, not to {host!r}",
+                where="Host",
+                do=f"Ask at http://127.0.0.1 or http://localhost, or {keys}",
+            )
+        if origin is not None and urlsplit(origin).netloc != host:
+            return problem(
+                "forbidden",
+                "the request comes from a page of another site",
+                where="Origin",
+                do=f"Use the server's own pages, or {keys}",
+            )
+        return None
 
 
 def _host_name(host: str) -> str:

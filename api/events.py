@@ -12,20 +12,21 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable
 
 from prometheus_client import Gauge
 from starlette.concurrency import run_in_threadpool
-from starlette.requests import Request
 from starlette.responses import StreamingResponse
 
+from shardwright.api.problems import problem
 from shardwright.api.store import JobEvent, Store
 
 _TICK_S = 0.25
 _KEEP_ALIVE_S = 15.0
 _AFTER_FAILURE_S = 2.0
 _RETRY_MS = 2000
+_MOST_STREAMS = 256
 
 _log = logging.getLogger(__name__)
 
@@ -44,6 +45,7 @@ class EventHub:
         self._store = store
         self._streams = streams
         self._watchers: dict[str, set[_Watcher]] = defaultdict(set)
+        self._by_caller: Counter[str] = Counter()
         self._came = asyncio.Event()
         self._stopping = False
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -74,8 +76,26 @@ class EventHub:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
 
-    async def watch(self, job_id: str, after: int) -> AsyncIterator[JobEvent | None]:
+    def check_room(self, caller: str) -> None:
+        """Refuses a caller who would take up all the connections of the server.
+
+        Raises:
+          Problem: it follows as many jobs as it may.
+        """
+        if self._by_caller[caller] >= _MOST_STREAMS:
+            raise problem(
+                "rate-limited",
+                f"{_MOST_STREAMS} streams of events are open",
+                where="events",
+                do="Close some of them",
+                headers={"Retry-After": "5"},
+            )
+
+    async def watch(self, job_id: str, after: int, caller: str) -> AsyncIterator[JobEvent | None]:
         """The events of a job after one that is known, as they come.
+
+        Args:
+          caller: who watches.
 
         Yields:
           events, the last of them "done"; None where none came for some seconds.
@@ -84,6 +104,7 @@ class EventHub:
             return
         watcher = _Watcher(job_id, after)
         self._watchers[job_id].add(watcher)
+        self._by_caller[caller] += 1
         self._streams.inc()
         self._came.set()
         try:
@@ -100,6 +121,7 @@ class EventHub:
                     return
         finally:
             self._streams.dec()
+            self._by_caller -= Counter([caller])
             self._watchers[job_id].discard(watcher)
             if not self._watchers[job_id]:
                 del self._watchers[job_id]
@@ -137,21 +159,22 @@ class EventHub:
 
 
 def stream(
-    request: Request,
     hub: EventHub,
     job_id: str,
     after: int,
+    caller: str,
     final: Callable[[], str],
 ) -> StreamingResponse:
     """The events of a job as a response.
 
     Args:
+      caller: who asked.
       final: JSON text of the last event's data; runs in a thread, as it may read the database.
     """
 
     async def lines() -> AsyncIterator[str]:
         yield f"retry: {_RETRY_MS}\n\n"
-        events = hub.watch(job_id, after)
+        events = hub.watch(job_id, after, caller)
         try:
             async for event in events:
                 if event is None:

@@ -148,6 +148,7 @@ def _run(app: Any, listener: socket.socket) -> None:
         app,
         log_config=None,
         access_log=False,
+        server_header=False,
         lifespan="on",
         timeout_keep_alive=_KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=_STREAMS_END_SECONDS,

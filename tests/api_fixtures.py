@@ -108,6 +108,7 @@ def opened_app(folder: Path, **settings: Any) -> Iterator[App]:
         TestClient(
             create_app(load_settings(data_dir=folder, **settings)),
             base_url=URL,
+            client=("127.0.0.1", 50000),
             raise_server_exceptions=False,
         ) as client,
     ):

@@ -6,7 +6,8 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
-from api_fixtures import PLAN, PROGRAM, App
+from api_fixtures import PLAN, PROGRAM, URL, App
+from fastapi.testclient import TestClient
 
 import shardwright as sw
 from shardwright.api.access import is_loopback
@@ -231,6 +232,21 @@ def test_server_without_keys_refuses_other_names(shared_app: App, host: str) -> 
     for path in ("/", "/healthz", "/v1/plans", "/metrics", "/v1/openapi.json"):
         answer = shared_app.client.get(path, headers={"Host": host})
         assert answer.status_code == 421, path
+
+
+def test_server_without_keys_refuses_other_machines(shared_app: App) -> None:
+    """However it came to listen there, and whatever host they name."""
+    for address in ("10.0.0.7", "2001:db8::7"):
+        other = TestClient(shared_app.client.app, base_url=URL, client=(address, 50000))
+        for path in ("/", "/healthz", "/v1/plans"):
+            assert other.get(path).status_code == 421, path
+
+
+def test_server_with_keys_answers_other_machines(app: App) -> None:
+    headers = app.key("mine")
+    other = TestClient(app.client.app, base_url=URL, client=("10.0.0.7", 50000))
+    assert other.get("/v1/plans", headers=headers).status_code == 200
+    assert other.get("/v1/plans").status_code == 401
 
 
 def test_server_without_keys_refuses_other_sites(app: App) -> None:

@@ -216,6 +216,12 @@ def test_after_the_final_event_nothing_comes(app: App, made_plan: sw.Plan) -> No
     assert (answer.status_code, answer.content) == (204, b"")
 
 
+def test_one_caller_cannot_hold_every_connection(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shardwright.api.events._MOST_STREAMS", 0)
+    answer = app.client.get(app.submit()["links"]["events"])
+    assert (answer.status_code, answer.json()["kind"]) == (429, "rate-limited")
+
+
 @pytest.mark.parametrize("last", ["-1", "x", "9" * 20])
 def test_event_id_that_is_none_is_refused(app: App, last: str) -> None:
     made = app.submit()

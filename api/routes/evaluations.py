@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Path, Request, Response
+from fastapi import APIRouter, Depends, Path, Response
 
 from shardwright.api.access import Planner, Reader
 from shardwright.api.bodies import body_schema, json_body
@@ -83,7 +83,6 @@ def cancel(here: Here, caller: Planner, evaluation_id: EvaluationId) -> Evaluati
     response_class=Response,
 )
 async def events(
-    request: Request,
     here: Here,
     caller: Reader,
     evaluation_id: EvaluationId,
@@ -91,11 +90,11 @@ async def events(
 ) -> Response:
     """An evaluation's progress as server-sent events, until it has ended."""
     return await follow(
-        request,
         here,
         lambda: _job(here, caller.owner, evaluation_id),
         lambda job: _resource(here, job).model_dump_json(),
         last_event_id or 0,
+        caller.key_id or caller.owns,
     )
 
 

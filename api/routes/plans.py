@@ -191,7 +191,6 @@ LastEventId = Annotated[
     response_class=Response,
 )
 async def events(
-    request: Request,
     here: Here,
     caller: Reader,
     plan_id: PlanId,
@@ -199,30 +198,32 @@ async def events(
 ) -> Response:
     """A plan's progress as server-sent events, until it has ended."""
     return await follow(
-        request,
         here,
         lambda: _plan(here, caller.owner, plan_id),
         lambda job: plan_resource(job).model_dump_json(),
         last_event_id or 0,
+        caller.key_id or caller.owns,
     )
 
 
 async def follow(
-    request: Request,
     here: Context,
     load: Callable[[], Job],
     show: Callable[[Job], str],
     after: int,
+    caller: str,
 ) -> Response:
     """The events of a job; the last one has the job as `show` tells it.
 
     Args:
       load: reads the job, or raises.
+      caller: who asked.
     """
     job = await run_in_threadpool(load)
     if job.is_final and not await run_in_threadpool(here.store.jobs.events, job.id, after):
         return Response(status_code=204)
-    return stream(request, here.hub, job.id, after, lambda: show(load()))
+    here.hub.check_room(caller)
+    return stream(here.hub, job.id, after, caller, lambda: show(load()))
 
 
 @router.get(
