@@ -64,7 +64,7 @@ def evaluate(
         program = fn
     else:
         program = in_mesh(mesh, lambda: Program.trace(fn, *args, donate_argnums=donate_argnums))
-    ins = _shardings(in_specs, program.in_tree, program.inputs, mesh, "in_specs")
+    ins = flat_shardings(in_specs, program.in_tree, program.inputs, mesh, "in_specs")
     outs = _result_shardings(program, out_specs, ins, mesh)
     prepared = prepare(program)
     best = min(
@@ -95,18 +95,29 @@ def _evaluate_on(
 def _result_shardings(
     program: Program,
     out_specs: Any,
-    ins: Sequence[DimAxes | None],
+    ins: Sequence[DimAxes],
     mesh: Mapping[str, int],
-) -> list[DimAxes | None]:
+) -> Sequence[DimAxes | None]:
     if out_specs is not None:
-        return _shardings(out_specs, program.out_tree, program.outputs, mesh, "out_specs")
+        return flat_shardings(out_specs, program.out_tree, program.outputs, mesh, "out_specs")
     kept = {o: ins[i] for o, i in program.aliases.items()}
     return [kept.get(k) for k in range(len(program.outputs))]
 
 
-def _shardings(
+def flat_shardings(
     specs: Any, tree: Any, tensors: Sequence[Tensor], mesh: Mapping[str, int], where: str
-) -> list[DimAxes | None]:
+) -> list[DimAxes]:
+    """The sharding of each array, from PartitionSpecs as `evaluate` takes them.
+
+    Args:
+      specs: PartitionSpecs in a prefix of the pytree, or a list of them where there is none.
+      tree: the pytree of the arrays, or None.
+      where: what to call the specs in errors.
+
+    Raises:
+      InputError: they are not a prefix, or one does not suit its array or the mesh.
+    """
+
     def is_spec(leaf: Any) -> bool:
         return leaf is None or isinstance(leaf, PartitionSpec)
 

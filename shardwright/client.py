@@ -21,13 +21,19 @@ from shardwright import client_flows as flows
 from shardwright.client_errors import Answer
 from shardwright.client_events import EventParser
 from shardwright.client_exchange import Contact, Flow, Listen, Pause, Send, Step, Withdraw
-from shardwright.client_requests import PlanOptions, ask_plan
+from shardwright.client_requests import (
+    EvaluateOptions,
+    PlanOptions,
+    ask_evaluation,
+    ask_plan,
+)
 from shardwright.client_resources import Job, JobPage
 from shardwright.errors import InputError
 from shardwright.version import VERSION
 
 if TYPE_CHECKING:
     from shardwright.planner.plan import Plan
+    from shardwright.planner.plan_schema import EstimateModel
     from shardwright.planner.program import Program
     from shardwright.planner.search import Progress
 
@@ -88,6 +94,25 @@ class Client:
         """
         return self._run(_plan(self._contact, target, args, options))
 
+    def evaluate(
+        self,
+        target: Callable[..., Any] | Program | str,
+        *args: Any,
+        **options: Unpack[EvaluateOptions],
+    ) -> EstimateModel:
+        """Prices a sharding on the server, as `shardwright.evaluate` does here.
+
+        Args:
+          target, args: as for `plan`.
+          options: as for `shardwright.evaluate`. For a reference model also `options`, and its
+            specs are dicts from patterns of paths ("*" is any text) to PartitionSpecs.
+
+        Raises:
+          InputError: the slice, the function, the mesh or a spec is wrong.
+          ServiceError: the server cannot be reached, refuses, or failed at it.
+        """
+        return self._run(_evaluate(self._contact, target, args, options))
+
     def submit(
         self,
         target: Callable[..., Any] | Program | str,
@@ -96,7 +121,7 @@ class Client:
     ) -> Job:
         """Asks for a plan as `plan` does, without waiting for it."""
         asked = ask_plan(target, args, **options)
-        return self._run(flows.submit(self._contact, "v1/plans", asked))[0]
+        return self._run(flows.submit(self._contact, flows.PLANS, asked))[0]
 
     def wait(self, plan_id: str, *, on_progress: Callable[[Progress], None] | None = None) -> Plan:
         """A plan that was asked for before, once it is there; raises as `plan` does."""
@@ -108,7 +133,7 @@ class Client:
         Raises:
           InputError: there is none of this id for this key.
         """
-        return self._run(flows.get(self._contact, plan_id))
+        return self._run(flows.get(self._contact, flows.PLANS, plan_id))
 
     def list(
         self,
@@ -203,6 +228,15 @@ class AsyncClient:
         """As `Client.plan`; cancelling the task cancels the plan."""
         return await self._run(_plan(self._contact, target, args, options))
 
+    async def evaluate(
+        self,
+        target: Callable[..., Any] | Program | str,
+        *args: Any,
+        **options: Unpack[EvaluateOptions],
+    ) -> EstimateModel:
+        """As `Client.evaluate`."""
+        return await self._run(_evaluate(self._contact, target, args, options))
+
     async def submit(
         self,
         target: Callable[..., Any] | Program | str,
@@ -211,7 +245,7 @@ class AsyncClient:
     ) -> Job:
         """As `Client.submit`."""
         asked = ask_plan(target, args, **options)
-        return (await self._run(flows.submit(self._contact, "v1/plans", asked)))[0]
+        return (await self._run(flows.submit(self._contact, flows.PLANS, asked)))[0]
 
     async def wait(
         self, plan_id: str, *, on_progress: Callable[[Progress], None] | None = None
@@ -221,7 +255,7 @@ class AsyncClient:
 
     async def get(self, plan_id: str) -> Job:
         """As `Client.get`."""
-        return await self._run(flows.get(self._contact, plan_id))
+        return await self._run(flows.get(self._contact, flows.PLANS, plan_id))
 
     async def list(
         self,
@@ -298,6 +332,12 @@ def _silent(progress: Progress) -> None:
 def _plan(contact: Contact, target: Any, args: tuple[Any, ...], options: PlanOptions) -> Flow[Plan]:
     report = options.get("on_progress") or _silent
     return flows.plan_flow(contact, lambda: ask_plan(target, args, **options), report)
+
+
+def _evaluate(
+    contact: Contact, target: Any, args: tuple[Any, ...], options: EvaluateOptions
+) -> Flow[EstimateModel]:
+    return flows.evaluate_flow(contact, lambda: ask_evaluation(target, args, **options), _silent)
 
 
 def _page(

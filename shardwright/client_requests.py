@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, Required, TypedDict
 
 from shardwright.errors import InputError
 
@@ -26,7 +26,7 @@ class PlanOptions(TypedDict, total=False):
     `options` are those of a reference model.
     """
 
-    topology: str
+    topology: Required[str]
     options: Mapping[str, Any]
     donate_argnums: int | Sequence[int]
     mesh: Mapping[str, int] | None
@@ -39,6 +39,23 @@ class PlanOptions(TypedDict, total=False):
     name: str | None
     tokens_per_step: float | None
     on_progress: Callable[[Progress], None] | None
+
+
+class EvaluateOptions(TypedDict, total=False):
+    """The options of an evaluation, as those of `shardwright.evaluate`.
+
+    `options` are those of a reference model, whose specs are dicts from patterns of paths ("*" is
+    any text) to PartitionSpecs.
+    """
+
+    topology: Required[str]
+    mesh: Required[Mapping[str, int]]
+    in_specs: Required[Any]
+    out_specs: Any
+    options: Mapping[str, Any]
+    donate_argnums: int | Sequence[int]
+    model_flops: float | None
+    chip: ChipProfile | None
 
 
 @dataclass(frozen=True)
@@ -125,11 +142,70 @@ def ask_plan(
         body["model"] = _model(target, args, options)
         body["pinned"] = {path: _entries(spec) for path, spec in (pinned or {}).items()}
         return Asked(body, None, labels)
+    if model_flops:
+        body["model_flops"] = model_flops
     program = _trace(target, args, options, donate_argnums, asked.mesh)
     check_mesh(program.mesh_axes, asked.mesh)
     pins = specs_by_path(program, pinned or {}, asked.mesh or program.mesh_axes)
     body["pinned"] = {path: spec_of(sharding) for path, sharding in pins.items()}
     return Asked(body, program, labels)
+
+
+def ask_evaluation(
+    target: Callable[..., Any] | Program | str,
+    args: Sequence[Any],
+    *,
+    topology: str,
+    mesh: Mapping[str, int],
+    in_specs: Any,
+    out_specs: Any = None,
+    options: Mapping[str, Any] | None = None,
+    donate_argnums: int | Sequence[int] = (),
+    model_flops: float | None = None,
+    chip: ChipProfile | None = None,
+) -> Asked:
+    """The price of a sharding to ask for; the function is traced here.
+
+    Raises:
+      InputError: as `shardwright.evaluate` does, of what can be told without pricing.
+    """
+    from shardwright.hardware_profiles.slices import parse_slice
+    from shardwright.planner.hand_made import flat_shardings
+    from shardwright.planner.plan import spec_of
+    from shardwright.planner.requests import EvaluateRequest, checked
+
+    asked = checked(
+        EvaluateRequest,
+        "evaluate",
+        topology=topology,
+        mesh=mesh,
+        donate_argnums=donate_argnums,
+        model_flops=model_flops,
+        chip=chip,
+    )
+    parse_slice(topology, chip)
+    body: dict[str, Any] = {"topology": topology, "mesh": asked.mesh}
+    if model_flops:
+        body["model_flops"] = model_flops
+    if chip is not None:
+        body["chip"] = chip.model_dump(mode="json")
+    given = {"in_specs": in_specs, "out_specs": out_specs}
+    if isinstance(target, str):
+        body["model"] = _model(target, args, options)
+        for side, specs in given.items():
+            if specs is not None:
+                body[side] = {path: _entries(spec) for path, spec in specs.items()}
+        return Asked(body, None, Labels())
+    program = _trace(target, args, options, donate_argnums, asked.mesh)
+    sides = {
+        "in_specs": (program.in_tree, program.inputs),
+        "out_specs": (program.out_tree, program.outputs),
+    }
+    for side, (tree, tensors) in sides.items():
+        if given[side] is not None:
+            flat = flat_shardings(given[side], tree, tensors, asked.mesh, side)
+            body[side] = {t.path: spec_of(s) for t, s in zip(tensors, flat, strict=True)}
+    return Asked(body, program, Labels())
 
 
 def labelled(plan: Plan, asked: Asked) -> Plan:

@@ -76,6 +76,12 @@ class Job(_Resource):
         return error_of_job(self.problem, self.id) if self.status == "failed" else None
 
 
+class Evaluation(_Resource):
+    """The price of a sharding; `estimate` is JSON of an `EstimateModel`."""
+
+    estimate: dict[str, Any]
+
+
 class JobPage(_Resource):
     """Some of the plans, newest first.
 
