@@ -39,6 +39,7 @@ class CostChange(_Model):
       axes: of a collective, with their sizes: "x=16".
       op, source: near which operation and source line.
       shape: "bf16[8, 128]" of a collective.
+      ahead: an all-gather that runs ahead of its use, beside compute that may hide it.
       status: in the second plan only, in the first only, or in both with other seconds.
     """
 
@@ -47,6 +48,7 @@ class CostChange(_Model):
     op: str
     source: str
     shape: str
+    ahead: bool
     seconds: Quantity
     status: Literal["gained", "lost", "changed"]
 
@@ -171,7 +173,7 @@ def cost_changes(
         seconds = Quantity(a=costs_a.get(key, 0.0), b=costs_b.get(key, 0.0))
         if abs(seconds.change) <= _SAME:
             continue
-        kind, axes, op, source, shape = key
+        kind, axes, op, source, shape, ahead = key
         status: Literal["gained", "lost", "changed"] = "changed"
         if key not in costs_a:
             status = "gained"
@@ -184,6 +186,7 @@ def cost_changes(
                 op=op,
                 source=source,
                 shape=shape,
+                ahead=ahead,
                 seconds=seconds,
                 status=status,
             )
@@ -191,7 +194,7 @@ def cost_changes(
     return sorted(found, key=lambda change: -abs(change.seconds.change))
 
 
-_Key = tuple[str, tuple[str, ...], str, str, str]
+_Key = tuple[str, tuple[str, ...], str, str, str, bool]
 
 
 def _costs(estimate: EstimateModel, sizes: Mapping[str, int]) -> dict[_Key, float]:
@@ -199,15 +202,16 @@ def _costs(estimate: EstimateModel, sizes: Mapping[str, int]) -> dict[_Key, floa
     found: dict[_Key, float] = {}
     told = 0.0
     for line in estimate.compute:
-        key: _Key = ("compute", (), line.op, line.source, "")
+        key: _Key = ("compute", (), line.op, line.source, "", False)
         found[key] = found.get(key, 0.0) + line.seconds
         told += line.seconds
     rest = estimate.compute_time_s - told
     if rest > _SAME:
-        found["compute", (), "", "", ""] = rest
+        found["compute", (), "", "", "", False] = rest
     for one in estimate.collectives:
         axes = tuple(f"{axis}={sizes[axis]}" for axis in one.axes)
-        key = (one.kind.replace("_", "-"), axes, one.op, one.source, f"{one.dtype}{one.shape}")
+        kind, shape = one.kind.replace("_", "-"), f"{one.dtype}{one.shape}"
+        key = (kind, axes, one.op, one.source, shape, one.can_hide)
         found[key] = found.get(key, 0.0) + one.seconds * one.count
     return found
 

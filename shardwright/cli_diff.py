@@ -90,7 +90,7 @@ def _totals(found: PlanDiff) -> RenderableType:
         )
     mfu = found.mfu
     shown.add_row(
-        "MFU", f"{100 * mfu.a:.1f} %", f"{100 * mfu.b:.1f} %", f"{100 * mfu.change:+.1f} %"
+        "MFU", f"{100 * mfu.a:.1f} %", f"{100 * mfu.b:.1f} %", f"{100 * mfu.change:+.1f} points"
     )
     mesh = (", ".join(f"{k}={v}" for k, v in m.items()) for m in (found.mesh_a, found.mesh_b))
     shown.add_row("mesh", *mesh, "" if found.mesh_a == found.mesh_b else "changed")
@@ -112,7 +112,8 @@ def _costs(changes: Sequence[CostChange], everything: bool) -> list[RenderableTy
         sign, style = ("+", "red") if change.seconds.change > 0 else ("-", "green")
         what = "other compute" if change.kind == "compute" and not change.op else change.kind
         place = Text.assemble(op_text(change.op), " ", source_text(change.source, most=32))
-        status = "" if change.status == "changed" else change.status
+        told = [change.status] if change.status != "changed" else []
+        status = ", ".join([*told, *(["runs ahead"] if change.ahead else [])])
         view.add_row(
             Text(sign + size, style), what, ", ".join(change.axes), place, Text(status, "dim")
         )

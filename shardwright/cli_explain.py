@@ -164,11 +164,15 @@ def _why(alternative: Alternative) -> str:
     told = []
     price = alternative.fixed or alternative.resolved
     if price is not None:
-        by_kind: dict[str, float] = {}
+        by_kind: dict[tuple[bool, str], float] = {}
         for change in price.changes:
             over = f" over {', '.join(change.axes)}" if change.axes else ""
-            key = f"{change.kind}{over}"
+            key = (change.ahead, f"{change.kind}{over}")
             by_kind[key] = by_kind.get(key, 0.0) + change.seconds.change
-        ranked = sorted(by_kind.items(), key=lambda item: -abs(item[1]))
-        told = [f"{signed(seconds, 's')} {kind}" for kind, seconds in ranked[:_NAMED_CHANGES]]
+        # What nothing can hide comes first.
+        ranked = sorted(by_kind.items(), key=lambda item: (item[0][0], -abs(item[1])))
+        told = [
+            f"{signed(seconds, 's')} {kind}{' beside compute' if ahead else ''}"
+            for (ahead, kind), seconds in ranked[:_NAMED_CHANGES]
+        ]
     return "; ".join([*told, *([alternative.note] if alternative.note else [])])
