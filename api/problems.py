@@ -16,7 +16,7 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ConfigDict, Field
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from starlette.exceptions import HTTPException
 
@@ -241,7 +241,8 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(HTTPException, on_http)
     app.add_exception_handler(QueueFullError, on_full)
     app.add_exception_handler(QuotaExceededError, on_quota)
-    app.add_exception_handler(DBAPIError, on_database)
+    app.add_exception_handler(OperationalError, on_database)
+    app.add_exception_handler(InterfaceError, on_database)
     app.add_exception_handler(PoolTimeoutError, on_database)
     app.add_exception_handler(Exception, on_fault)
 

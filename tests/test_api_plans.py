@@ -1,5 +1,6 @@
 """Plans over HTTP: accepted once, listed, cancelled, followed, read."""
 
+import base64
 import json
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -118,6 +119,27 @@ def test_plans_are_found_by_status_topology_model_and_program(app: App, made_pla
     ]:
         items = app.client.get("/v1/plans", params=query).json()["items"]
         assert [item["id"] for item in items] == [plan["id"] for plan in expected], query
+
+
+def cursor(at: str, last: Any) -> str:
+    """A cursor that somebody made up."""
+    return base64.urlsafe_b64encode(json.dumps([at, last]).encode()).decode()
+
+
+@pytest.mark.parametrize(
+    ("at", "last"),
+    [
+        ("2026-01-01T00:00:00+00:00", "pln_\0"),
+        ("2026-01-01T00:00:00+00:00", 5),
+        ("2026-01-01T00:00:00", "pln_a"),
+        ("0001-01-01T00:00:00+14:00", "pln_a"),
+        ("9999-12-31T23:59:59-14:00", "pln_a"),
+        ("now", "pln_a"),
+    ],
+)
+def test_made_up_cursor_is_refused(shared_app: App, at: str, last: Any) -> None:
+    answer = shared_app.client.get("/v1/plans", params={"cursor": cursor(at, last)})
+    assert (answer.status_code, answer.json()["where"]) == (422, "cursor")
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,10 @@ import base64
 import binascii
 import contextlib
 import json
+import re
 import secrets
 from collections.abc import Collection, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
 import sqlalchemy as sa
@@ -347,7 +348,10 @@ class Jobs:
         with self._database.write() as session:
             attempts = _jobs.c.attempts - 1
             row = self._leased(session, claim, status="queued", attempts=attempts, **_NO_LEASE)
-            return None if row is None else job_of(row)
+            if row is None:
+                return None
+            self._add_event(session, row, "progress", _GIVEN_BACK)
+            return job_of(row)
 
     def requeue_lost(self) -> list[Job]:
         """Queues every job again whose dispatcher is dead, and fails those that lost too many.
@@ -450,6 +454,7 @@ class Jobs:
 
 _NO_LEASE: dict[str, Any] = {"lease_token": None, "lease_holder": None, "lease_until": None}
 _WAITS_AGAIN = {"stage": "queued", "message": "its worker ended unexpectedly; it is tried again"}
+_GIVEN_BACK = {"stage": "queued", "message": "its server stops; the next one goes on with it"}
 _LOST = {
     "kind": "crashed",
     "title": "The servers that ran the job died",
@@ -494,12 +499,12 @@ def _cursor(job: Job) -> str:
 
 
 def _read_cursor(cursor: str) -> tuple[datetime, str]:
-    with contextlib.suppress(ValueError, TypeError, binascii.Error):
+    with contextlib.suppress(ValueError, TypeError, OverflowError, binascii.Error):
         padded = cursor + "=" * (-len(cursor) % 4)
         at, last = cast("tuple[str, str]", json.loads(base64.urlsafe_b64decode(padded)))
         moment = datetime.fromisoformat(at)
-        if moment.tzinfo is not None and isinstance(last, str):
-            return moment, last
+        if moment.tzinfo is not None and re.fullmatch(r"[a-z2-7_]{1,40}", last):
+            return moment.astimezone(UTC), last
     raise InputError(
         "this is not a cursor that a page gave", where="cursor", do="Take next_cursor of a page"
     )
