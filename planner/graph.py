@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import networkx as nx
@@ -163,7 +164,11 @@ class OpGraph:
     aliases: dict[int, int] = field(repr=False)
 
     def uses(self) -> dict[int, list[int]]:
-        """Value id -> the operations that read it, in program order."""
+        """Value id -> the operations that read it, in program order; not to be changed."""
+        return self._uses
+
+    @cached_property
+    def _uses(self) -> dict[int, list[int]]:
         uses: dict[int, list[int]] = {}
         for op in self.ops:
             for operand in dict.fromkeys(op.operands):

@@ -7,9 +7,7 @@ each. Seen in scheduled programs of libtpu (the gradient of a gated feed-forward
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-from shardwright.planner.graph import OpGraph
+from shardwright.planner.graph import Op, OpGraph
 
 _MATRIX = ("stablehlo.dot_general", "stablehlo.convolution")
 
@@ -23,24 +21,32 @@ def sums_of_products(graph: OpGraph) -> dict[int, tuple[int, int]]:
     readers = graph.uses()
     results = set(graph.results)
 
-    def leaves(value: int) -> Iterable[int]:
-        """The products that a value is the sum of; itself where it is a product."""
-        producer = graph.values[value].producer
-        once = len(readers.get(value, ())) == 1 and value not in results
-        if producer < 0 or not once:
-            return ()
-        op = graph.ops[producer]
-        if op.name in _MATRIX:
-            return (value,)
-        if op.name != "stablehlo.add":
-            return ()
-        return [leaf for operand in op.operands for leaf in leaves(operand)]
+    # Sums that are a part of one seen already, which comes later in the program.
+    inside: set[int] = set()
+
+    def leaves(total: Op) -> list[int]:
+        """The products that are added up for a sum, in order."""
+        products = []
+        pending = list(reversed(total.operands))
+        while pending:
+            value = pending.pop()
+            producer = graph.values[value].producer
+            once = len(readers.get(value, ())) == 1 and value not in results
+            if producer < 0 or not once:
+                continue
+            op = graph.ops[producer]
+            if op.name in _MATRIX:
+                products.append(value)
+            elif op.name == "stablehlo.add":
+                inside.add(op.id)
+                pending += reversed(op.operands)
+        return products
 
     found: dict[int, tuple[int, int]] = {}
     for op in reversed(graph.ops):
-        if op.name != "stablehlo.add" or op.operands[0] == op.operands[1]:
+        if op.name != "stablehlo.add" or op.operands[0] == op.operands[1] or op.id in inside:
             continue
-        products = [leaf for operand in op.operands for leaf in leaves(operand)]
+        products = leaves(op)
         if len(products) > 1 and products[0] not in found:
             found.update((leaf, (op.id, len(products))) for leaf in products)
     return found

@@ -154,12 +154,16 @@ def _counts(
 
 def _undominated(counts: IntArray) -> IntArray:
     """The rows that hold more of something than each other row does, in order."""
-    _, first = np.unique(counts, axis=0, return_index=True)
-    order = first[np.argsort(-counts[first].sum(axis=1, dtype=np.int64), kind="stable")]
-    kept: list[int] = []
-    rows = np.zeros((0, counts.shape[1]), dtype=counts.dtype)
-    for place in order.tolist():
-        if not (rows >= counts[place]).all(axis=1).any():
-            kept.append(place)
-            rows = counts[kept]
-    return counts[sorted(kept)]
+    varying = counts[:, counts.min(axis=0) < counts.max(axis=0)]
+    _, first = np.unique(varying, axis=0, return_index=True)
+    order = first[np.argsort(-varying[first].sum(axis=1), kind="stable")]
+    rows = varying[order].astype(np.int32)
+    kept = np.zeros(len(order), dtype=bool)
+    left = np.ones(len(order), dtype=bool)
+    for place in range(len(order)):
+        if left[place]:
+            kept[place] = True
+            # What comes later holds no more in all, so that it cannot hold as much of everything.
+            later = place + 1 + np.flatnonzero(left[place + 1 :])
+            left[later] = (rows[later] > rows[place]).any(axis=1)
+    return counts[np.sort(order[kept])]
