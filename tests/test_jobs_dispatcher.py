@@ -270,6 +270,8 @@ def test_stopping_gives_running_jobs_back_unharmed(
     dispatcher.stop()
     back = wait(store, job, "queued")
     assert back.attempts == 0
+    last = store.jobs.events(job.id)[-1]
+    assert last.data["message"] == "its server stops; the next one goes on with it"
 
 
 def test_a_slow_server_that_was_taken_for_dead_leaves_no_files(

@@ -107,6 +107,12 @@ def test_servers_that_start_together_migrate_once(url: str, tmp_path: Path) -> N
     assert [process.wait(60) for process in starting] == [0, 0, 0]
 
 
+@pytest.mark.parametrize("scheme", ["postgres", "postgresql", "postgresql+psycopg"])
+def test_a_url_of_postgres_needs_no_driver(postgres_url: str, tmp_path: Path, scheme: str) -> None:
+    url = postgres_url.replace("postgresql+psycopg", scheme)
+    Store.open(load_settings(data_dir=tmp_path, database_url=url)).close()
+
+
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import multiprocessing
 import os
 import signal
@@ -19,6 +20,9 @@ from shardwright.api.jobs import channel
 from shardwright.api.jobs.engine import Failure, Limits, Task
 
 _LOG_TAIL = 2000
+_FAMILY_SECONDS = 1.0
+"""How often it is looked for what a worker has started: that reads of every process there is."""
+_GROWTH = 1 << 30
 _RAISE_MEMORY = "Make the program smaller, or have the operator raise SHARDWRIGHT_JOB_MEMORY_BYTES"
 _NO_MEMORY = ("bad_alloc", "out of memory", "Out of memory", "MemoryError", "Cannot allocate")
 
@@ -39,6 +43,8 @@ class WorkerProcess:
         self.began = time.monotonic()
         self._limits = limits
         self._idle_rss = 0
+        self._family: list[psutil.Process] = []
+        self._family_at = -math.inf
         self._log_path = scratch / f"worker-{number}.log"
         self.connection, theirs = multiprocessing.Pipe(duplex=True)
         with theirs, self._log_path.open("ab") as log:
@@ -132,7 +138,7 @@ class WorkerProcess:
 
     def has_grown(self) -> bool:
         """It holds so much more memory than at first that a new one is better."""
-        return self._rss() > self._idle_rss + self._limits.memory_bytes // 4
+        return self._rss() > self._idle_rss + min(_GROWTH, self._limits.memory_bytes // 4)
 
     def kill(self) -> None:
         """Ends it, whatever it does, with everything that it started."""
@@ -155,12 +161,16 @@ class WorkerProcess:
 
     def _rss(self) -> int:
         """Resident bytes of the worker and all that it started."""
+        now = time.monotonic()
+        if now - self._family_at > _FAMILY_SECONDS:
+            self._family_at = now
+            with contextlib.suppress(psutil.Error):
+                worker = psutil.Process(self.pid)
+                self._family = [worker, *worker.children(recursive=True)]
         total = 0
-        with contextlib.suppress(psutil.Error):
-            process = psutil.Process(self.pid)
-            total = process.memory_info().rss
-            for child in process.children(recursive=True):
-                total += child.memory_info().rss
+        for process in self._family:
+            with contextlib.suppress(psutil.Error):
+                total += process.memory_info().rss
         return total
 
 

@@ -67,8 +67,11 @@ class Database:
 def _engine(url: str) -> sa.Engine:
     try:
         parsed = sa.make_url(url)
+        if parsed.drivername in ("postgres", "postgresql"):
+            parsed = parsed.set(drivername="postgresql+psycopg")
         if parsed.get_backend_name() == "postgresql":
-            return sa.create_engine(parsed, pool_size=16, max_overflow=48, pool_pre_ping=True)
+            # Three servers fit in the 100 connections that Postgres takes by default.
+            return sa.create_engine(parsed, pool_size=8, max_overflow=24, pool_pre_ping=True)
         if parsed.get_backend_name() == "sqlite" and parsed.database not in (None, "", ":memory:"):
             engine = sa.create_engine(
                 parsed, pool_size=16, max_overflow=48, connect_args={"check_same_thread": False}
