@@ -33,7 +33,7 @@ from shardwright.cli_diff import diff
 from shardwright.cli_explain import explain
 from shardwright.cli_export import export
 from shardwright.cli_keys import keys
-from shardwright.cli_remote import check_server, plan_on_server
+from shardwright.cli_remote import check_server, evaluate_on_server, plan_on_server
 from shardwright.cli_report import report
 from shardwright.cli_serve import serve
 from shardwright.cli_sweep import sweep
@@ -229,6 +229,8 @@ def evaluate(
         ),
     ],
     chip: options.Chip = None,
+    server: options.Server = None,
+    api_key: options.ApiKey = None,
     args: options.Arguments = None,
     donate: options.Donate = None,
     batch: options.Batch = None,
@@ -241,6 +243,7 @@ def evaluate(
     quiet: options.Quiet = False,
 ) -> None:
     """Prices a sharding that you wrote, by the measure of plans."""
+    check_server(server, api_key)
     axes = specs.parse_mesh(mesh)
     profile = _check_slice(topology, chip, axes)
     model_options = _model_options(settings, batch, sequence, layers, remat)
@@ -248,18 +251,20 @@ def evaluate(
     with _planning(quiet or as_json):
         loaded = inputs.load_target(target, args, donate or (), model_options)
         in_specs, unmatched = specs.argument_specs(loaded, patterns)
-        from shardwright.planner.hand_made import evaluate as price
+        asked: dict[str, Any] = {
+            "topology": topology,
+            "mesh": axes,
+            "in_specs": in_specs,
+            "donate_argnums": loaded.donate,
+            "model_flops": loaded.model_flops,
+            "chip": profile,
+        }
+        if server is not None:
+            estimate = evaluate_on_server(server, api_key, loaded, **asked)
+        else:
+            from shardwright.planner.hand_made import evaluate as price
 
-        estimate = price(
-            loaded.program,
-            *loaded.args,
-            topology=topology,
-            mesh=axes,
-            in_specs=in_specs,
-            donate_argnums=loaded.donate,
-            model_flops=loaded.model_flops,
-            chip=profile,
-        )
+            estimate = price(loaded.program, *loaded.args, **asked)
     if unmatched and not quiet:
         some = ", ".join(unmatched[:3]) + (", ..." if unmatched[3:] else "")
         print_note(f"no pattern matches {len(unmatched)} arguments, which are replicated: {some}")

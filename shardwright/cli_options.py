@@ -75,7 +75,7 @@ Server = Annotated[
     str | None,
     typer.Option(
         metavar="URL",
-        help="Plan on this server (`shardwright serve`) instead of here.",
+        help="Work on this server (`shardwright serve`) instead of here.",
         rich_help_panel="Planning service",
     ),
 ]

@@ -1,4 +1,4 @@
-"""`shardwright plan --server`: what a local plan is given, planned by a service."""
+"""`--server`: what is planned or priced by a service, from what a local run is given."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from shardwright.cli_inputs import Target
     from shardwright.planner.plan import Plan
+    from shardwright.planner.plan_schema import EstimateModel
 
 
 def check_server(server: str | None, api_key: str | None) -> None:
@@ -53,3 +54,13 @@ def plan_on_server(
             name=loaded.name,
             **options,
         )
+
+
+def evaluate_on_server(
+    server: str, api_key: str | None, loaded: Target, **options: Any
+) -> EstimateModel:
+    """The price of a sharding by a service; `options` as for `shardwright.evaluate`."""
+    from shardwright.client import Client
+
+    with Client(server, api_key or None) as client:
+        return client.evaluate(loaded.program, *loaded.args, **options)

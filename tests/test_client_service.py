@@ -138,6 +138,38 @@ def test_reference_model_by_name_is_the_local_plan(service: Service) -> None:
     assert without_times(plan) == without_times(local)
 
 
+def test_price_of_a_sharding_is_the_local_one(service: Service) -> None:
+    shapes = tuple(jax.ShapeDtypeStruct(s, np.float32) for s in ((64, 32), (16, 64)))
+
+    def step(w: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return w - x.T @ jnp.tanh(x @ w), (x @ w).sum()
+
+    options: dict[str, Any] = {
+        "topology": "v5e:2x2", "mesh": {"data": 4}, "in_specs": (P("data"), None),
+        "out_specs": (P(), P()), "donate_argnums": 0, "model_flops": 1e9,
+    }  # fmt: skip
+    with sw.Client(service.url) as client:
+        assert client.evaluate(step, *shapes, **options) == sw.evaluate(step, *shapes, **options)
+        with pytest.raises(sw.InputError, match=r"'model' of .* is not in the mesh"):
+            client.evaluate(step, *shapes, **options | {"in_specs": P("model")})
+
+
+def test_price_of_a_models_sharding_by_patterns(service: Service) -> None:
+    model = build("mlp")
+    specs = jax.tree.map(lambda _: P(), model.example_args)
+    specs = (specs[0], jax.tree.map(lambda _: P("data"), specs[1]))
+    local = sw.evaluate(
+        model.train_step, *model.example_args, topology="v5e:2x2", mesh={"data": 4},
+        in_specs=specs, donate_argnums=model.donate_argnums,
+        model_flops=model.model_flops_per_step,
+    )  # fmt: skip
+    with sw.Client(service.url) as client:
+        told = client.evaluate(
+            "mlp", topology="v5e:2x2", mesh={"data": 4}, in_specs={"[1]*": P("data")}
+        )
+    assert told == local
+
+
 def test_wrong_pin_of_a_model_is_the_servers_input_error(service: Service) -> None:
     with (
         sw.Client(service.url) as client,
