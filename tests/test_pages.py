@@ -89,6 +89,7 @@ def ask(page: Page, slices: str, **fields: str) -> None:
     page.get_by_label("Layers").fill("2")
     page.get_by_label("Seconds of search").fill("1")
     page.get_by_text("More", exact=True).click()
+    page.get_by_label("Mesh", exact=True).fill(fields.pop("mesh", ""))
     page.get_by_label("More options").fill(fields.pop("options", SMALL))
     page.get_by_role("button", name="Plan", exact=True).click()
 
@@ -98,7 +99,8 @@ def planned(context: BrowserContext, service: Service) -> str:
     """The address of a finished plan that was asked for by the form."""
     page = context.new_page()
     page.goto(f"{service.url}/new")
-    ask(page, "v5e:2x4", batch="8192", options="features=4096\nhidden=16384")
+    sizes = "features=4096\nhidden=16384"
+    ask(page, "v5e:2x4", batch="8192", mesh="data=4,model=2", options=sizes)
     page.wait_for_url("**/plans/pln_*")
     page.wait_for_selector("#shardings", timeout=_PLANNING_MS)
     path = urlsplit(page.url).path
@@ -361,6 +363,36 @@ def test_keys_sign_in_and_see_their_own_plans_alone(
     page.get_by_role("button", name="Sign out").click()
     sign_in(page, bob)
     assert page.locator(f"a[href='{theirs}']").is_visible()
+    context.close()
+
+
+def test_links_of_other_sites_lead_to_the_page_for_who_is_signed_in(
+    browser: Browser, keyed: tuple[Service, str, str]
+) -> None:
+    service, ann, _ = keyed
+    context = browser.new_context()
+    page = context.new_page()
+    page.goto(f"{service.url}/sign-in?then=/comparisons")
+    sign_in(page, ann)
+    page.goto(f"http://localhost:{service.port}/sign-in")
+    page.evaluate("address => { location.href = address }", f"{service.url}/comparisons")
+    page.wait_for_selector("h1:has-text('Comparisons')")
+    assert page.url == f"{service.url}/comparisons"
+    context.close()
+
+
+def test_pages_say_everything_without_scripts(
+    browser: Browser, service: Service, planned: str
+) -> None:
+    context = browser.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto(f"{service.url}{planned}")
+    assert page.locator("tr.rest").count() > 0
+    assert all(row.is_visible() for row in page.locator("tr.rest").all()[:5])
+    assert page.get_by_role("button", name="Show all").count() == 0
+    page.locator("input[name='torus-axis'][value='1']").check()
+    assert page.locator(".layer[data-axis='1']").is_visible()
+    assert not page.locator(".layer[data-axis='0']").is_visible()
     context.close()
 
 

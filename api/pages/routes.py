@@ -41,6 +41,8 @@ class _PageRoute(APIRoute):
             try:
                 return await handle(request)
             except session.SignInNeededError:
+                if request.method == "GET" and session.from_another_site(request):
+                    return await page(request, "same_again.html")
                 return _redirect(f"/sign-in?then={request.url.path}")
             except RequestValidationError:
                 return await _error_page(request, not_found("page", request.url.path))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
+from typing import Literal
 from urllib.parse import parse_qsl, urlsplit
 
 from fastapi import Request, Response
@@ -49,6 +50,14 @@ async def visitor(request: Request) -> Caller:
     return found
 
 
+def from_another_site(request: Request) -> bool:
+    """Whether a link of another site led here, so that browsers hold the cookie of the key back.
+
+    Asking once more from here brings it.
+    """
+    return request.headers.get("sec-fetch-site") == "cross-site"
+
+
 async def signed_in(request: Request) -> bool:
     """Whether there are keys at all, so that signing out means something."""
     return bool(await request.app.state.gate.keyed())
@@ -63,12 +72,12 @@ def form_token(request: Request) -> str:
 def keep_form_token(request: Request, response: Response, token: str) -> None:
     """Gives the browser its token."""
     if request.cookies.get(FORM_COOKIE) != token:
-        _set_cookie(request, response, FORM_COOKIE, token)
+        _set_cookie(request, response, FORM_COOKIE, token, "lax")
 
 
 def keep_key(request: Request, response: Response, key: str) -> None:
     """Signs in until the browser is closed."""
-    _set_cookie(request, response, KEY_COOKIE, key)
+    _set_cookie(request, response, KEY_COOKIE, key, "strict")
 
 
 def forget_key(response: Response) -> None:
@@ -76,13 +85,15 @@ def forget_key(response: Response) -> None:
     response.delete_cookie(KEY_COOKIE, path="/")
 
 
-def _set_cookie(request: Request, response: Response, name: str, value: str) -> None:
+def _set_cookie(
+    request: Request, response: Response, name: str, value: str, same_site: Literal["lax", "strict"]
+) -> None:
     response.set_cookie(
         name,
         value,
         path="/",
         httponly=True,
-        samesite="strict",
+        samesite=same_site,
         secure=request.url.scheme == "https",
     )
 

@@ -232,6 +232,7 @@ function reachTable(scroll) {
 }
 
 function start() {
+  document.documentElement.classList.add("scripted");
   all(".scroll").forEach(reachTable);
   all("th button").forEach((button) => button.addEventListener("click", () => sortTable(button)));
   all("[data-show-all]").forEach((button) => button.addEventListener("click", () => showAll(button)));
