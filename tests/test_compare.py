@@ -110,9 +110,24 @@ def test_a_script_needs_no_main_guard(tmp_path):
 # -- the processes that plan ---------------------------------------------------------------------
 
 
-def test_results_come_with_their_positions():
-    tasks = [Task("operator:index", n) for n in ()]
-    assert list(run_tasks(tasks)) == []
+def test_nothing_to_do_starts_nothing():
+    assert list(run_tasks([])) == []
+
+
+def test_an_error_of_a_task_is_its_result(monkeypatch, tmp_path):
+    (tmp_path / "thrower.py").write_text(
+        "from shardwright.errors import DoesNotFitError, InputError\n"
+        "def work(n, report):\n"
+        "    if n == 0: raise InputError('wrong', where='here', do='that')\n"
+        "    if n == 1: raise DoesNotFitError('large', least_bytes=3.0, limit_bytes=2.0)\n"
+        "    return 1 // 0\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    found = dict(run_tasks([Task("thrower:work", n) for n in range(3)], workers=1))
+    assert found[0] == Failure("input", "wrong", "here", "that")
+    assert (found[1].kind, found[1].least_bytes, found[1].limit_bytes) == ("does-not-fit", 3.0, 2.0)
+    assert found[2].kind == "internal"
+    assert "ZeroDivisionError" in found[2].what
 
 
 def test_a_process_that_dies_fails_its_own_task_only(monkeypatch, tmp_path):
@@ -187,6 +202,22 @@ def test_the_command_writes_table_and_plans(tmp_path, capsys):
     assert plan.estimate.step_time_s == row["step_time_s"]
 
 
+def test_the_command_writes_a_page_with_the_rows(tmp_path, capsys):
+    page = tmp_path / "page.html"
+    code = main(
+        [
+            *("compare", "mlp", "--batch=1024", *SMALL, "-t", "v5e:2x2,v6e:2x2"),
+            *("--time-limit=1", "-o", str(page), "-q"),
+        ]
+    )
+    assert code == 0
+    text = page.read_text()
+    assert text.startswith("<!")
+    assert "v5e:2x2" in text
+    assert "v6e:2x2" in text
+    assert "https://" not in text.partition("<body")[2].partition("<script")[0]
+
+
 def test_the_command_says_where_nothing_fits(capsys):
     code = main(["compare", "gpt2-124m", "-t", "v5e:1x1", "--time-limit=1", "--quiet"])
     out, err = capsys.readouterr()
@@ -204,6 +235,7 @@ def test_the_command_says_where_nothing_fits(capsys):
         (["-t", "v5e:2x2", "--budget", "5", "--target-tokens", "1B"], "needs prices"),
         (["-t", "v5e:2x2", "--prices", "nowhere.toml"], "cannot be read"),
         (["-t", "v9:*"], "no legal slice"),
+        (["-t", "v5e:2x2", "-o", "table.xlsx"], "no form of comparison"),
     ],
 )
 def test_wrong_arguments_are_told_in_one_line(arguments, words, capsys):
