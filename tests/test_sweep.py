@@ -22,6 +22,7 @@ from shardwright.errors import InputError
 from shardwright.planner.workers import Failure
 
 TINY = {"layers": [1], "features": [128], "hidden": [128], "classes": [128]}
+ENVIRONMENT = os.environ | {"RAY_AUTH_MODE": "disabled"}  # no token in the home directory
 POINTS = 200
 RAY_POINTS = 40
 
@@ -55,7 +56,9 @@ def kill_after(process, journal, count):
 
 def check_resumed(tmp_path, points, *more):
     output, journal = tmp_path / "table.csv", tmp_path / "table.csv.jsonl"
-    process = subprocess.Popen(command(output, points, *more), stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        command(output, points, *more), stderr=subprocess.DEVNULL, env=ENVIRONMENT
+    )
     children = kill_after(process, journal, points // 3)
     _, alive = psutil.wait_procs(children, timeout=20)
     left = [child.pid for child in alive]
@@ -65,7 +68,12 @@ def check_resumed(tmp_path, points, *more):
     first = data[: data.rfind(b"\n") + 1].decode().splitlines()
     assert points // 3 <= len(first) < points
     found = subprocess.run(
-        command(output, points, *more), check=True, capture_output=True, text=True, timeout=600
+        command(output, points, *more),
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        env=ENVIRONMENT,
     )
     both = lines(journal)
     assert both[: len(first)] == first
