@@ -76,16 +76,21 @@ class Gate:
         self._keyed = False
         self._keyed_until = 0.0
 
-    async def keyed(self) -> bool:
-        """Whether requests need a key: for ever, once there was one."""
-        if not self._keyed and time.monotonic() >= self._keyed_until:
+    async def keyed(self, *, fresh: bool = False) -> bool:
+        """Whether requests need a key: for ever, once there was one.
+
+        Args:
+          fresh: asks the store, whatever was remembered.
+        """
+        if not self._keyed and (fresh or time.monotonic() >= self._keyed_until):
             self._keyed = await run_in_threadpool(self._store.keys.any)
             self._keyed_until = time.monotonic() + _REMEMBERED_S
         return self._keyed
 
     async def caller(self, text: str | None) -> Caller | None:
         """Who has a key; None where it is none, or none is given and one is needed."""
-        if not await self.keyed():
+        # Who shows a key knows that there is one.
+        if not await self.keyed(fresh=bool(text)):
             return Caller(None, LOCAL_OWNER, frozenset(_SCOPES))
         if not text:
             return None
