@@ -314,12 +314,18 @@ class _Reader:
             rule, detail = manual_rule(op, self._mesh)
         free = not structured and self._is_free(op, rule, operands)
         key = self._make_key(op)
+        plain = not structured and op.name != MANUAL
+        results: tuple[int, ...] = ()
+        if plain:
+            results = tuple(self._add_value(r, index, free) for r in op.results)
+            if op.name in _CONSTANTS:
+                self._remember_constant(op, results[0])
         self._ops.append(
             Op(
                 id=index,
                 name=operation_name(op),
                 operands=operands,
-                results=(),
+                results=results,
                 rule=rule,
                 trips=trips,
                 loop=loop,
@@ -329,16 +335,14 @@ class _Reader:
                 manual=self._manual,
             )
         )
+        if plain:
+            return
         if op.name == "stablehlo.while":
             results = self._read_while(op, index, operands, trips, loop, key)
         elif op.name == MANUAL:
             results = self._read_manual(op, index, trips, loop)
-        elif structured:
-            results = self._read_branches(op, index, trips, loop)
         else:
-            results = tuple(self._add_value(r, index, free) for r in op.results)
-            if op.name in _CONSTANTS:
-                self._remember_constant(op, results[0])
+            results = self._read_branches(op, index, trips, loop)
         self._ops[index] = replace(self._ops[index], results=results)
 
     def _is_free(self, op: Any, rule: Rule | None, operands: tuple[int, ...]) -> bool:

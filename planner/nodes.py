@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from shardwright.planner.given import CONSTRAINT, MANUAL
 from shardwright.planner.graph import Op, OpGraph, Value
@@ -121,7 +122,8 @@ def build_nodes(graph: OpGraph) -> NodeGraph:
     return _Builder(graph).build()
 
 
-def value_dims(dims: DimFactors, factors: Sequence[int]) -> DimFactors:
+@lru_cache(maxsize=1 << 16)
+def value_dims(dims: DimFactors, factors: tuple[int, ...]) -> DimFactors:
     """A rule's dimension factors as factors of a node; factors of size 1 are left out."""
     return tuple(tuple(factors[f] for f in dim if factors[f] >= 0) for dim in dims)
 
@@ -143,6 +145,8 @@ class _Builder:
         self._producers: dict[int, Port] = {}
         self._uses: dict[int, list[Use]] = {}
         self._node_of_op = [-1] * len(graph.ops)
+        self._open = [not value.free and not is_trivial(value) for value in graph.values]
+        self._known_members: dict[tuple[object, ...], list[int] | None] = {}
 
     def build(self) -> NodeGraph:
         for op in self._graph.ops:
@@ -166,8 +170,17 @@ class _Builder:
 
     def _decides(self, value: int) -> bool:
         """Whether a value's sharding is a decision."""
-        v = self._graph.values[value]
-        return not v.free and not is_trivial(v)
+        return self._open[value]
+
+    def _members(self, op: Op) -> list[int] | None:
+        """`_member_dims` of an operation; equal operations are looked at once."""
+        values = self._graph.values
+        shapes = tuple(values[v].shape for v in (*op.operands, *op.results))
+        # Equal operations share their rule, which the graph keeps.
+        key = (op.name, id(op.rule), "kernel" in op.detail, shapes)
+        if key not in self._known_members:
+            self._known_members[key] = _member_dims(op, op.rule, self._graph)
+        return self._known_members[key]
 
     # -- groups of elementwise operations ------------------------------------------------------
 
@@ -177,7 +190,7 @@ class _Builder:
             return
         if all(self._graph.values[r].free for r in op.results):
             return
-        base = _member_dims(op, rule, self._graph)
+        base = self._members(op)
         if base is None:
             factors = _large_factors(rule)
             self._new_group(op, [rule.sizes[f] for f in factors], factors)
@@ -200,7 +213,7 @@ class _Builder:
             return
         producer = self._graph.ops[producer_id]
         assert producer.rule is not None and op.rule is not None
-        if producer.loop != op.loop or _member_dims(producer, producer.rule, self._graph) is None:
+        if producer.loop != op.loop or self._members(producer) is None:
             return
         ours, theirs = self._group_of[op.id], self._group_of[producer_id]
         if ours == theirs:
@@ -269,7 +282,7 @@ class _Builder:
                 mapping = group.ops[ops[0].id]
                 shardable -= {mapping[f] for f in rule.replicated}
             kind = GROUP
-            if alone and _member_dims(ops[0], ops[0].rule, self._graph) is None:
+            if alone and self._members(ops[0]) is None:
                 kind = OPERATION
             label = ops[-1].key.location or ops[-1].name
             # A shard_map needs shards of one size.
