@@ -11,7 +11,8 @@ Sources:
   llama2: Touvron et al., Llama 2 (2023), section 2.2, and the released `params.json`.
   llama3: Llama Team, The Llama 3 Herd of Models (2024), table 3 and section 3.4.1. Trained on 8192
     tokens a sequence, which `sequence=8192` gives. The default is 2048, since attention here writes
-    its scores to memory: for one sequence of 8192 and 32 heads in float32, 8.6 GB.
+    its scores to memory unless `attention="flash"`: for one sequence of 8192 and 32 heads in
+    float32, 8.6 GB.
   bert: Devlin et al., BERT (2018), section 3 (its layers normalise after, ours before), with the
     batch and optimizer of You et al., Large Batch Optimization for Deep Learning (2019), table 1.
   resnet: He et al., Deep Residual Learning (2015), table 1.
