@@ -7,10 +7,8 @@ most promising, with everything else planned again around it.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from difflib import get_close_matches
+from dataclasses import replace
 from itertools import product
 from math import prod
 from typing import TYPE_CHECKING
@@ -21,10 +19,11 @@ from shardwright.errors import DoesNotFitError, InputError
 from shardwright.planner.collectives import DimAxes
 from shardwright.planner.constraints import Demand, Site, ValueConstraint
 from shardwright.planner.evaluation import Evaluation, evaluate_partitioned
+from shardwright.planner.explain_targets import Target, find_targets
 from shardwright.planner.fixed import fixed_strategies
 from shardwright.planner.partitioned import partition
 from shardwright.planner.plan_diff import CostChange, cost_changes
-from shardwright.planner.plan_schema import PlanModel, Spec
+from shardwright.planner.plan_schema import Spec
 from shardwright.planner.program import Program
 from shardwright.planner.search import Prepared, prepare, search_meshes
 
@@ -119,7 +118,7 @@ def explain(
             do="Give the same function, arguments and options as for the plan",
         )
     constraints = plan.constraints()
-    targets = _find(name, data, constraints)
+    targets = find_targets(name, data, constraints)
     target = targets[0]
     bench = _Bench(plan, program, prepare(program))
     planned = bench.price(constraints, bench.ins, bench.outs)
@@ -154,69 +153,6 @@ def explain(
         alternatives=alternatives,
         left_out=max(0, len(candidates) - _MOST_ALTERNATIVES),
     )
-
-
-@dataclass(frozen=True)
-class _Target:
-    """What is explained: an argument by its position, or the value of a constraint.
-
-    Attributes:
-      index: position of an argument; None for the result of an operation.
-      place: position of its constraint in the plan; None where it has none.
-    """
-
-    name: str
-    index: int | None
-    place: int | None
-
-
-def _find(name: str, plan: PlanModel, constraints: Sequence[ValueConstraint]) -> list[_Target]:
-    """What a name means: arguments by path, else results of operations by source line."""
-    inputs = plan.program.inputs
-    places = {c.site.index: i for i, c in enumerate(constraints) if c.site.kind == "argument"}
-    paths = [tensor.path for tensor in inputs]
-    wanted = _parts(name)
-    exact = [i for i, path in enumerate(paths) if path == name]
-    ending = [
-        i for i, path in enumerate(paths) if wanted and _parts(path)[-len(wanted) :] == wanted
-    ]
-    if found := exact or sorted(ending, key=lambda i: ("param" not in paths[i], i)):
-        return [_Target(paths[i], i, places.get(i)) for i in found]
-    line, _, number = name.partition("#")
-    results = [
-        _Target(_op_name(c), None, place)
-        for place, c in enumerate(constraints)
-        if c.site.kind == "result" and c.site.key is not None and _at_line(line.strip(), c)
-    ]
-    results = [replace(t, name=f"{t.name}#{n}") for n, t in enumerate(results, start=1)]
-    if number.isdecimal() and 1 <= int(number) <= len(results):
-        return [results[int(number) - 1]]
-    if results and not number:
-        return results
-    lines = list(dict.fromkeys(c.source for c in constraints if c.source))
-    near = get_close_matches(name, [*paths, *lines], n=3, cutoff=0.4) or paths[:3]
-    raise InputError(
-        "the plan has no argument and no operation of this name",
-        where=name,
-        do=f"Give a path or a source line, such as {', '.join(near)}",
-    )
-
-
-def _op_name(constraint: ValueConstraint) -> str:
-    key = constraint.site.key
-    return f"{key.op.removeprefix('stablehlo.') if key else ''} at {constraint.source}"
-
-
-def _at_line(name: str, constraint: ValueConstraint) -> bool:
-    """Whether a name is the end of a constraint's source line, after its operation or not."""
-    op, _, line = name.rpartition(" at ")
-    at_end = ":" in line and f"/{constraint.source}".endswith(("/" + line.lstrip("/"), line))
-    return at_end and (not op or _op_name(constraint).startswith(f"{op} at "))
-
-
-def _parts(path: str) -> list[str]:
-    """The keys of a path, however it is written: "[0]['w'].mu" and "0/w/mu" are alike."""
-    return re.findall(r"[^\[\]'\"./\s]+", path)
 
 
 def _shardings(shape: Sequence[int], axes: Mapping[str, int], uneven: bool) -> Iterator[DimAxes]:
@@ -265,7 +201,7 @@ class _Bench:
 
     # -- what the target is --------------------------------------------------------------------
 
-    def _value(self, target: _Target) -> int:
+    def _value(self, target: Target) -> int:
         graph = self._prepared.graph
         if target.index is not None:
             return graph.arguments[target.index]
@@ -273,16 +209,16 @@ class _Bench:
         (op,) = [op for op in graph.ops if op.key == site.key]
         return op.results[site.index]
 
-    def shape(self, target: _Target) -> tuple[int, ...]:
+    def shape(self, target: Target) -> tuple[int, ...]:
         """Of the target."""
         return tuple(self._prepared.graph.values[self._value(target)].shape)
 
-    def type(self, target: _Target) -> str:
+    def type(self, target: Target) -> str:
         """Element type and shape of the target."""
         value = self._prepared.graph.values[self._value(target)]
         return f"{value.dtype}{list(value.shape)}"
 
-    def sharding(self, target: _Target) -> DimAxes:
+    def sharding(self, target: Target) -> DimAxes:
         """Of the target in the plan."""
         if target.index is not None:
             return self.ins[target.index]
@@ -308,7 +244,7 @@ class _Bench:
             prepared.graph, prepared.fusions, prepared.buffers, partitioned, self._mesh
         )
 
-    def fixed_price(self, target: _Target, sharding: DimAxes) -> Price | None:
+    def fixed_price(self, target: Target, sharding: DimAxes) -> Price | None:
         """With the rest of the plan kept."""
         ins, outs = list(self.ins), list(self.outs)
         constraints = list(self.constraints)
@@ -328,7 +264,7 @@ class _Bench:
         return None if evaluation is None else self._told(evaluation, 0)
 
     def resolved_price(
-        self, target: _Target, sharding: DimAxes, time_limit_s: float
+        self, target: Target, sharding: DimAxes, time_limit_s: float
     ) -> tuple[Price | None, str]:
         """With everything else planned again on the same mesh, and a note where nothing fits."""
         options = self._data.options
@@ -355,7 +291,7 @@ class _Bench:
         moved = sum(a != b for i, (a, b) in enumerate(zip(now, kept, strict=True)) if i not in mine)
         return self._told(best.evaluation, moved), ""
 
-    def _fixed(self, target: _Target, sharding: DimAxes, mesh: LogicalMesh) -> FixedStrategies:
+    def _fixed(self, target: Target, sharding: DimAxes, mesh: LogicalMesh) -> FixedStrategies:
         from shardwright.planner.plan import dim_axes
 
         nodes = self._prepared.nodes
