@@ -17,7 +17,7 @@ import sqlalchemy as sa
 
 from shardwright.api.settings import load_settings
 from shardwright.api.store import QueueFullError, QuotaExceededError, Store, tables
-from shardwright.api.store.jobs import MOST_ATTEMPTS
+from shardwright.api.store.leases import MOST_ATTEMPTS
 from shardwright.api.store.process import is_dead, new_holder
 from shardwright.api.store.records import Claim
 from shardwright.errors import InputError

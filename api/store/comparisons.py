@@ -10,7 +10,8 @@ import sqlalchemy as sa
 from shardwright.api.store import tables
 from shardwright.api.store.database import Database
 from shardwright.api.store.ids import new_id, request_digest
-from shardwright.api.store.jobs import Jobs, job_of
+from shardwright.api.store.jobs import Jobs
+from shardwright.api.store.leases import job_of
 from shardwright.api.store.records import Comparison, Job
 
 _comparisons = tables.comparisons
