@@ -24,7 +24,7 @@ from shardwright.reports.numbers import (
     spec_text,
     type_text,
 )
-from shardwright.reports.torus import lay_out
+from shardwright.reports.torus import COLOURS, lay_out
 from shardwright.reports.torus_svg import torus_data, torus_layers
 from shardwright.reports.tree import Branch, tensor_tree
 
@@ -101,17 +101,18 @@ def _with_text(rows: Sequence[Any], values: Sequence[float], unit: Unit) -> tupl
 def _mesh_context(plan: PlanModel, mesh: LogicalMesh) -> dict[str, Any]:
     layout = lay_out(mesh)
     rows = views.axis_rows(mesh)
-    wrapping = [d.name for d in layout.dimensions if d.wraps and d.size > 1]
-    told = "Squares are chips, numbers and colours their groups"
-    told += "; colours repeat" if any(row.groups > 8 for row in rows) else ""
+    wrapping = [name for name in (layout.across, layout.down) if layout.wraps(name)]
+    told = "Squares are chips, " + ("their halves devices, " if layout.cores > 1 else "")
+    told += "numbers and colours their groups"
+    told += "; colours repeat" if any(row.groups > COLOURS for row in rows) else ""
     told += ". Thick links join chips of one group, one group is outlined. "
     if wrapping:
         told += f"Stubs at the edges are wraparound links of {' and '.join(wrapping)}. "
-    else:
-        told += "No dimension wraps around. "
     if layout.planes:
         joins = f"Along {layout.planes}, chips at the same place of neighbouring planes are linked"
         told += joins + (", the last with the first. " if layout.wraps(layout.planes) else ". ")
+    if not any(dimension.wraps for dimension in layout.dimensions):
+        told += "No dimension wraps around. "
     if layout.left_out:
         told += f"{layout.left_out} more planes look alike and are not drawn. "
     return {
