@@ -47,11 +47,15 @@ def relayouts(nodes: NodeGraph) -> tuple[Relayout, ...]:
             continue
         node = nodes.nodes[nodes.node_of_op[op.id]]
         shape = graph.values[op.results[0]].shape
-        read = {v for member in node.ops for v in graph.ops[member].operands if v in state}
-        copied = tuple(sorted(v for v in read if graph.values[v].shape == shape))
-        if copied:
-            made = graph.values[product].producer
-            found.append(Relayout(product, copied, made, max(node.ops) + 1))
+        reads = {
+            value: member
+            for member in sorted(node.ops, reverse=True)
+            for value in graph.ops[member].operands
+            if value in state and graph.values[value].shape == shape
+        }
+        if reads:
+            copied = tuple(sorted(reads))
+            found.append(Relayout(product, copied, min(reads.values()), max(node.ops) + 1))
     return tuple(found)
 
 

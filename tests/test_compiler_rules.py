@@ -1,0 +1,211 @@
+"""What the TPU compiler is known to do to programs, in small programs: casts, scatters, layouts.
+
+Each rule was read from scheduled programs of libtpu 0.0.42.1 (`benchmarks/fidelity.py` compares
+whole train steps with it).
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+import shardwright as sw
+from shardwright.hardware_profiles.mesh import meshes_for_shape
+from shardwright.hardware_profiles.slices import parse_slice
+from shardwright.planner.hand_made import flat_shardings
+from shardwright.planner.narrowing import Narrowing
+from shardwright.planner.partitioned import partition
+from shardwright.planner.program import Program
+from shardwright.planner.search import Prepared, prepare
+from shardwright.planner.step_buffers import step_buffers
+
+MESH = {"x": 4, "y": 2}
+
+
+def f32(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
+def bf16(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.bfloat16)
+
+
+def s32(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.int32)
+
+
+def prepared(fn: Any, *args: Any, donate: Any = ()) -> Prepared:
+    return prepare(Program.trace(fn, *args, donate_argnums=donate))
+
+
+def written(made: Prepared) -> set[str]:
+    """Types and shapes of what kernels write to memory."""
+    values = made.graph.values
+    return {
+        f"{values[v].dtype}{list(values[v].shape)}"
+        for kernel in made.fusions.fusions
+        for v in kernel.writes
+    }
+
+
+def buffers(made: Prepared, specs: Any) -> list[Any]:
+    (mesh, *_) = meshes_for_shape(parse_slice("v5e:2x4"), MESH)
+    program = made.program
+    ins = flat_shardings(specs, program.in_tree, program.inputs, MESH, "in_specs")
+    outs = [ins[program.aliases[k]] if k in program.aliases else None
+            for k in range(len(program.outputs))]  # fmt: skip
+    parts = partition(program, made.graph, MESH, in_shardings=ins, out_shardings=outs)
+    return step_buffers(made.graph, made.fusions, made.buffers, parts, mesh)
+
+
+# -- stacks of weights -----------------------------------------------------------------------------
+
+
+def layers(stack: jax.Array, x: jax.Array) -> jax.Array:
+    def layer(x: jax.Array, w: jax.Array) -> tuple[jax.Array, None]:
+        return jnp.tanh(x @ w.astype(jnp.bfloat16)), None
+
+    return lax.scan(layer, x, stack)[0]
+
+
+def test_stack_that_a_loop_casts_is_cast_before_it() -> None:
+    made = prepared(layers, f32(4, 64, 64), bf16(32, 64))
+    assert list(Narrowing(made.graph).stacks.values()) == ["bf16"]
+    (narrow,) = [life for life in made.buffers if life.dtype is not None]
+    assert (narrow.dtype, made.graph.values[narrow.value].shape) == ("bf16", (4, 64, 64))
+
+
+def test_stack_that_a_loop_also_reads_whole_is_not_cast() -> None:
+    def fn(stack: jax.Array, x: jax.Array) -> jax.Array:
+        def layer(x: jax.Array, w: jax.Array) -> tuple[jax.Array, jax.Array]:
+            return jnp.tanh(x @ w.astype(jnp.bfloat16)), jnp.sum(w)
+
+        x, sums = lax.scan(layer, x, stack)
+        return x + sums.sum().astype(x.dtype)
+
+    made = prepared(fn, f32(4, 64, 64), bf16(32, 64))
+    assert not Narrowing(made.graph).stacks
+
+
+def test_stack_is_gathered_in_the_type_that_it_is_cast_to() -> None:
+    """4 layers of 512 x 512 in bf16; the float32 stack would be twice as large."""
+    plan = sw.plan(
+        layers, f32(4, 512, 512), bf16(1 << 14, 512), topology="v5e:2x4", mesh=MESH,
+        pinned={"[0]": P(None, "x"), "[1]": P(("x", "y"))},
+    )  # fmt: skip
+    gathers = [c for c in plan.estimate.collectives if c.kind == "all_gather"]
+    assert {c.dtype for c in gathers} == {"bf16"}
+    assert sum(c.nbytes * c.count for c in gathers) == 4 * 512 * 512 * 2
+
+
+def test_table_whose_rows_are_looked_up_and_cast_is_gathered_cast() -> None:
+    def fn(table: jax.Array, rows: jax.Array) -> jax.Array:
+        return jnp.take(table, rows, axis=0).astype(jnp.bfloat16)
+
+    made = prepared(fn, f32(512, 256), s32(64))
+    reader = next(op.id for op in made.graph.ops if op.name == "stablehlo.gather")
+    assert Narrowing(made.graph).dtype_for(made.graph.arguments[0], [reader]) == "bf16"
+
+
+def test_elementwise_readers_of_a_table_do_not_keep_it_wide() -> None:
+    def fn(table: jax.Array, rows: jax.Array) -> Any:
+        return table * 0.5, jnp.take(table, rows, axis=0).astype(jnp.bfloat16)
+
+    made = prepared(fn, f32(512, 256), s32(64))
+    assert Narrowing(made.graph).gathered_dtype(made.graph.arguments[0]) == "bf16"
+
+
+def test_reader_behind_a_barrier_keeps_a_table_wide() -> None:
+    def fn(table: jax.Array, rows: jax.Array) -> Any:
+        return lax.optimization_barrier(table), jnp.take(table, rows, axis=0).astype(jnp.bfloat16)
+
+    made = prepared(fn, f32(512, 256), s32(64))
+    assert Narrowing(made.graph).gathered_dtype(made.graph.arguments[0]) is None
+
+
+# -- kernels ---------------------------------------------------------------------------------------
+
+
+def test_cast_is_written_by_the_kernel_that_makes_what_it_casts() -> None:
+    def fn(a: jax.Array, b: jax.Array, w: jax.Array) -> Any:
+        y = (a * b).astype(jnp.bfloat16)
+        return y @ w, y.T @ w
+
+    made = prepared(fn, f32(64, 64), f32(64, 64), bf16(64, 64))
+    assert written(made) == {"bf16[64, 64]"}
+
+
+def test_elementwise_work_that_one_product_reads_runs_inside_it() -> None:
+    def fn(a: jax.Array, b: jax.Array, w: jax.Array) -> jax.Array:
+        return jnp.tanh(a * b) @ w
+
+    made = prepared(fn, bf16(64, 32), bf16(64, 32), bf16(32, 128))
+    assert written(made) == {"bf16[64, 128]"}
+
+
+def test_what_is_gathered_from_is_written_and_others_cast_it_themselves() -> None:
+    """The logit of a label is looked up in float32 logits; their sum needs none."""
+
+    def fn(x: jax.Array, w: jax.Array, label: jax.Array) -> Any:
+        logits = (x @ w).astype(jnp.float32)
+        picked = jnp.take_along_axis(logits, label[:, None], axis=-1)
+        return picked, jnp.exp(logits).sum(-1)
+
+    made = prepared(fn, bf16(256, 64), bf16(64, 512), s32(256))
+    assert {"bf16[256, 512]", "f32[256, 512]"} <= written(made)
+    values = made.graph.values
+    readers = {
+        made.graph.ops[read.op].name
+        for kernel in made.fusions.fusions
+        for read in kernel.reads
+        if values[made.graph.ops[read.op].operands[read.operand]].dtype == "f32"
+        and values[made.graph.ops[read.op].operands[read.operand]].shape == (256, 512)
+    }
+    assert readers == {"stablehlo.gather"}
+
+
+def cross_entropy(logits: jax.Array, label: jax.Array) -> jax.Array:
+    picked = jnp.take_along_axis(logits, label[:, None], axis=-1)[:, 0]
+    return (jax.nn.logsumexp(logits, axis=-1) - picked).mean()
+
+
+def test_gradient_of_a_looked_up_element_is_a_comparison_without_memory() -> None:
+    made = prepared(jax.grad(cross_entropy), f32(256, 512), s32(256))
+    (scatter,) = [op for op in made.graph.ops if op.name == "stablehlo.scatter"]
+    assert scatter.results[0] not in made.fusions.materialized
+
+
+def test_gradient_of_looked_up_rows_has_memory() -> None:
+    def loss(table: jax.Array, rows: jax.Array) -> jax.Array:
+        return jnp.tanh(table[rows]).sum()
+
+    made = prepared(jax.grad(loss), f32(512, 64), s32(256))
+    (scatter,) = [op for op in made.graph.ops if op.name == "stablehlo.scatter"]
+    assert scatter.results[0] in made.fusions.materialized
+
+
+# -- layouts ---------------------------------------------------------------------------------------
+
+
+def update(w: jax.Array, m: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Momentum; the gradient of `x @ w` is a product that is transposed."""
+    gradient = jax.grad(lambda v: jnp.tanh(x @ v).sum())(w)
+    m = 0.9 * m + gradient
+    return w - 0.1 * m, m
+
+
+def copies(specs: Any) -> list[float]:
+    made = prepared(update, f32(256, 512), f32(256, 512), f32(1024, 256), donate=(0, 1))
+    return sorted(b.nbytes for b in buffers(made, specs) if b.name.startswith("transposed copy"))
+
+
+def test_weight_and_moment_are_copied_to_the_layout_of_their_gradient() -> None:
+    """Sharded 8 ways, 256 x 512 in float32 is 64 KiB."""
+    rows = P(None, ("x", "y"))
+    assert copies((rows, rows, P())) == [65536.0, 65536.0]
+
+
+def test_gradient_that_is_reduced_whole_leaves_the_layout_of_its_weight() -> None:
+    assert copies((P(), P(), P(("x", "y")))) == []
