@@ -134,6 +134,12 @@ def test_cancelling_ends_a_worker_deep_in_cpp_at_once(
     assert engine.pids != [pid]
 
 
+def test_dead_workers_leave_nothing_behind(engine: LocalEngine) -> None:
+    """Of all that died so far, only the living one has a log."""
+    wait_free(engine)
+    assert len(list(engine.scratch.iterdir())) == 1
+
+
 def test_a_task_that_nobody_has_is_cancelled_without_harm(engine: LocalEngine) -> None:
     wait_free(engine)
     pids = engine.pids
@@ -198,6 +204,25 @@ def test_a_task_over_its_time_is_ended(tmp_path: Path, make_task: Callable[..., 
     assert failed.kind == "time-limit"
     assert "more than 1 seconds while it was at the stage 'read'" in failed.what
     assert 1.0 <= took < 3.0
+
+
+def test_a_machine_without_room_for_workers_is_told_and_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: object, **options: object) -> None:
+        raise BlockingIOError("Resource temporarily unavailable")
+
+    monkeypatch.setattr("shardwright.api.jobs.local._PAUSE_SECONDS", 0.2)
+    engine = LocalEngine(1, Limits(MEMORY, 60.0), tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr("subprocess.Popen", fail)
+        engine.start()
+    assert "Resource temporarily unavailable" in engine.trouble()
+    assert engine.free() == 0
+    time.sleep(0.3)
+    engine.poll(0.0)
+    assert len(engine.pids) == 1
+    engine.stop()
 
 
 _SERVER = """

@@ -35,12 +35,16 @@ _LONGEST_TEXT = 500
 
 
 class LocalEngine:
-    """Worker processes: one task each at a time, killed where it must be and replaced."""
+    """Worker processes: one task each at a time, killed where it must be and replaced.
+
+    Attributes:
+      scratch: the folder of the workers' logs, in which they run.
+    """
 
     def __init__(self, workers: int, limits: Limits, scratch: Path) -> None:
         self._count = workers
         self._limits = limits
-        self._scratch = scratch
+        self.scratch = scratch
         self._started = False
         self._numbers = itertools.count(1)
         self._workers: list[WorkerProcess] = []
@@ -189,7 +193,13 @@ class LocalEngine:
         if not self._started or time.monotonic() < self._paused_until:
             return
         while len(self._workers) < self._count:
-            self._workers.append(WorkerProcess(self._scratch, next(self._numbers), self._limits))
+            try:
+                worker = WorkerProcess(self.scratch, next(self._numbers), self._limits)
+            except OSError as error:  # no processes, files or memory left
+                self._trouble = f"a worker does not start: {error}"
+                self._paused_until = time.monotonic() + _PAUSE_SECONDS
+                return
+            self._workers.append(worker)
 
 
 _PROGRESS_TYPES: dict[str, type | tuple[type, ...]] = {

@@ -43,6 +43,7 @@ class WorkerProcess:
         self.began = time.monotonic()
         self._limits = limits
         self._idle_rss = 0
+        self._last_words: str | None = None
         self._family: list[psutil.Process] = []
         self._family_at = -math.inf
         self._log_path = scratch / f"worker-{number}.log"
@@ -76,7 +77,12 @@ class WorkerProcess:
     @property
     def is_alive(self) -> bool:
         """It has not ended."""
-        return self._process.poll() is None
+        if sys.platform == "linux":
+            # It stays a zombie until `kill`, so that nobody else gets its number before that.
+            flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
+            return os.waitid(os.P_PID, self.pid, flags) is None
+        else:
+            return self._process.poll() is None
 
     def begin(self, task: Task) -> None:
         """Gives it a task; a worker that has just died shows so when it is read from."""
@@ -142,14 +148,17 @@ class WorkerProcess:
 
     def kill(self) -> None:
         """Ends it, whatever it does, with everything that it started."""
-        # The group outlives its leader until the leader is waited for: its number is still ours.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         self._process.wait()
         self.connection.close()
+        self._last_words = self.log_tail()
+        self._log_path.unlink(missing_ok=True)
 
     def log_tail(self) -> str:
-        """The end of what it wrote to stdout and stderr."""
+        """The end of what it wrote to stdout and stderr since its task began."""
+        if self._last_words is not None:
+            return self._last_words
         with contextlib.suppress(OSError), self._log_path.open("rb") as log:
             log.seek(max(0, log.seek(0, os.SEEK_END) - _LOG_TAIL))
             return log.read().decode("utf-8", "replace")
