@@ -94,7 +94,10 @@ def kernel(
     Raises:
       InputError: the rule does not parse, or an option is out of range.
     """
-    called = name if name is not None else str(getattr(fn, "__name__", type(fn).__name__))
+    named = fn
+    while isinstance(named, functools.partial):
+        named = named.func
+    called = name if name is not None else str(getattr(named, "__name__", type(named).__name__))
     where = f"kernel {called}"
     if efficiency is not None and not 0 < efficiency <= 1:
         raise InputError(

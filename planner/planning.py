@@ -342,7 +342,7 @@ def _replicated_ops(prepared: Prepared) -> list[str]:
     return [
         f"{op.name} at {op.source or op.key.location or 'an unknown place'}"
         for op in prepared.graph.ops
-        if op.rule is None and nodes.node_of_op[op.id] >= 0
+        if op.rule is None and not op.manual and nodes.node_of_op[op.id] >= 0
     ]
 
 

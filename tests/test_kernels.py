@@ -404,6 +404,8 @@ def test_a_raw_pallas_kernel_in_a_shard_map_is_told_as_unpriced() -> None:
     (told,) = plan.data.unpriced_ops
     assert told.startswith("custom_call:tpu_custom_call at ")
     assert "test_kernels.py" in told
+    # It is on local arrays already: nothing is replicated for it.
+    assert plan.data.replicated_ops == []
     # Its operand and its result, 16 x 128 floats each, are moved all the same.
     moved = 2 * 16 * 128 * 4 / (plan.logical_mesh.slice.chip.device_hbm_bandwidth * 0.85)
     assert plan.estimate.compute_time_s >= moved
