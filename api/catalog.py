@@ -9,6 +9,7 @@ import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from math import prod
 from typing import Any
 
 from shardwright.errors import InputError
@@ -23,6 +24,7 @@ _MOST_DESCRIBED = 256
 _MOST_SLICES = 256
 _MOST_SHAPES = 1000
 _MOST_CUBES = 1000
+_MOST_CHIPS = 1 << 16
 
 Inputs = Sequence[tuple[str, Sequence[int]]]
 """Path and shape of each argument of a program."""
@@ -56,11 +58,13 @@ def checked_chip(profile: dict[str, Any]) -> ChipProfile:
     chip = parse_chip(profile, where="chip")
     rule = chip.slices.value
     cubes = (rule.largest_cube_slice_chips or 0) / (rule.cube_edge or 1) ** 3
-    if len(rule.shapes) > _MOST_SHAPES or cubes > _MOST_CUBES:
+    largest = max(map(prod, rule.shapes), default=rule.largest_cube_slice_chips or 0)
+    if len(rule.shapes) > _MOST_SHAPES or cubes > _MOST_CUBES or largest > _MOST_CHIPS:
         raise InputError(
-            "the profile has more shapes of slices than can be listed",
+            "the profile has slices out of all proportion",
             where="chip.slices",
-            do=f"List at most {_MOST_SHAPES} shapes, and slices of at most {_MOST_CUBES} cubes",
+            do=f"List at most {_MOST_SHAPES} shapes of at most {_MOST_CHIPS} chips, and slices of "
+            f"at most {_MOST_CUBES} cubes",
         )
     return chip
 

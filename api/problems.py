@@ -62,7 +62,25 @@ class FieldError(BaseModel):
 class ProblemDetails(BaseModel):
     """What went wrong, as RFC 9457 has it, and what to do about it."""
 
-    model_config = ConfigDict(extra="allow")
+    model_config = ConfigDict(
+        extra="allow",
+        json_schema_extra={
+            "examples": [
+                {
+                    "type": f"{_TYPE}input",
+                    "title": "The input is wrong",
+                    "status": 422,
+                    "detail": "topology: 'v5e:5x5' is not a slice of v5e. Use one of these, "
+                    "nearest first: v5e:4x8, v5e:4x4, v5e:8x8.",
+                    "instance": "/v1/plans",
+                    "kind": "input",
+                    "what": "'v5e:5x5' is not a slice of v5e",
+                    "where": "topology",
+                    "do": "use one of these, nearest first: v5e:4x8, v5e:4x4, v5e:8x8",
+                }
+            ]
+        },
+    )
 
     type: str = Field(description="a URI that names the kind of problem")
     title: str

@@ -310,8 +310,65 @@ class PlanLinks(BaseModel):
     page: str
 
 
+_PLAN_EXAMPLE_ID = "pln_k3n5q7r2t4v6x2z4b6d3f5h7j2"
+
+
 class PlanResource(BaseModel):
     """A plan, from being accepted to being there."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "id": _PLAN_EXAMPLE_ID,
+                    "status": "succeeded",
+                    "created_at": "2026-12-01T09:00:00.104Z",
+                    "started_at": "2026-12-01T09:00:00.131Z",
+                    "finished_at": "2026-12-01T09:00:14.022Z",
+                    "attempts": 1,
+                    "request": {
+                        "model": {"name": "llama3-8b", "options": {"batch": 256}},
+                        "program": None,
+                        "topology": "v5e:16x16",
+                        "mesh": None,
+                        "pinned": {},
+                        "memory_fraction": 0.9,
+                        "time_limit_s": 12.0,
+                        "seed": 0,
+                        "model_flops": None,
+                        "chip": None,
+                    },
+                    "progress": {
+                        "stage": "write",
+                        "meshes_tried": 17,
+                        "meshes": 17,
+                        "best_step_s": 1.37,
+                        "gap": 0.0,
+                        "message": "",
+                    },
+                    "summary": {
+                        "name": "llama3-8b",
+                        "step_time_s": 1.37,
+                        "peak_memory_bytes": 9.05e9,
+                        "memory_capacity_bytes": 17179869184.0,
+                        "mfu": 0.367,
+                        "mesh_axes": {"x_outer_y": 128, "x_inner": 2},
+                        "gap": 0.0,
+                        "solver_status": "optimal",
+                    },
+                    "error": None,
+                    "links": {
+                        "self": f"/v1/plans/{_PLAN_EXAMPLE_ID}",
+                        "events": f"/v1/plans/{_PLAN_EXAMPLE_ID}/events",
+                        "plan": f"/v1/plans/{_PLAN_EXAMPLE_ID}/plan.json",
+                        "annotated": f"/v1/plans/{_PLAN_EXAMPLE_ID}/annotated",
+                        "report": f"/v1/plans/{_PLAN_EXAMPLE_ID}/report",
+                        "page": f"/plans/{_PLAN_EXAMPLE_ID}",
+                    },
+                }
+            ]
+        }
+    )
 
     id: str
     status: Status

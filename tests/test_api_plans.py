@@ -202,6 +202,25 @@ def test_what_never_changes_is_not_sent_twice(app: App, made_plan: sw.Plan, part
     assert app.client.get(at, headers={"If-None-Match": '"other"'}).content == first.content
 
 
+@pytest.mark.parametrize(
+    ("accepted", "packed"),
+    [("gzip", True), ("br, GZIP;q=0.5", True), ("identity", False), ("gzip;q=0", False)],
+)
+def test_finished_plan_is_packed_for_those_who_take_it(
+    app: App, made_plan: sw.Plan, accepted: str, packed: bool
+) -> None:
+    at = f"{app.submit()['links']['self']}/plan.json"
+    app.finish(made_plan)
+    plain = app.client.get(at, headers={"Accept-Encoding": "identity"})
+    answer = app.client.get(at, headers={"Accept-Encoding": accepted})
+    assert answer.content == plain.content
+    assert answer.headers["vary"] == "Accept-Encoding"
+    assert (answer.headers.get("content-encoding") == "gzip") == packed
+    assert (answer.headers["etag"] != plain.headers["etag"]) == packed
+    if packed:
+        assert int(answer.headers["content-length"]) < len(plain.content) / 3
+
+
 def test_plan_that_waits_may_not_be_cached(app: App) -> None:
     assert app.client.get(app.submit()["links"]["self"]).headers["cache-control"] == "no-store"
 

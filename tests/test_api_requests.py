@@ -1,6 +1,8 @@
 """What is wrong is refused before anything is queued, and told: what, where, what to do."""
 
 import json
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
@@ -8,6 +10,7 @@ from api_fixtures import MLP, PLAN, PROGRAM, App
 
 from shardwright.api.checks import matches
 
+OpenApp = Callable[..., AbstractContextManager[App]]
 EVALUATION = PLAN | {"mesh": {"data": 2, "model": 2}}
 PROBLEM = {"type", "title", "status", "detail", "instance", "what", "where", "do", "kind"}
 
@@ -173,6 +176,31 @@ def test_wrong_evaluation_is_refused(
 def test_wrong_comparison_is_refused(shared_app: App, topologies: list[str], where: str) -> None:
     body = {"model": PLAN["model"], "topologies": topologies}
     assert refusal(shared_app, body, "/v1/comparisons")["where"] == where
+
+
+@pytest.mark.parametrize(
+    "slices",
+    [
+        {"shapes": [[1, 1, 1]] * 1001},
+        {"shapes": [[1024, 1024, 1024]]},
+        {"shapes": [], "cube_edge": 1, "largest_cube_slice_chips": 10**12},
+    ],
+)
+def test_chip_of_endless_slices_is_refused(shared_app: App, slices: dict[str, Any]) -> None:
+    profile = shared_app.client.get("/v1/hardware/v5p").json()["profile"]
+    profile["slices"]["value"] = slices
+    found = refusal(shared_app, PLAN | {"chip": profile, "topology": "v5p:1x1x1"})
+    assert (found["status"], found["where"]) == (422, "chip.slices")
+
+
+def test_chip_of_ones_own_is_planned_on(open_app: OpenApp) -> None:
+    with open_app() as app:
+        profile = app.client.get("/v1/hardware/v5e").json()["profile"] | {"name": "mine"}
+        made = app.submit(chip=profile, topology="mine:2x2")
+        assert made["request"]["topology"] == "mine:2x2"
+        assert made["request"]["chip"]["name"] == "mine"
+        found = app.client.get("/v1/plans", params={"topology": "mine:2x2"}).json()["items"]
+        assert [plan["id"] for plan in found] == [made["id"]]
 
 
 def test_every_wrong_field_is_named(shared_app: App) -> None:

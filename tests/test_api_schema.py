@@ -1,5 +1,6 @@
 """The OpenAPI document against the app: schemathesis finds no 5xx and nothing undocumented."""
 
+import json
 import threading
 import time
 from collections.abc import Iterator
@@ -22,6 +23,8 @@ from service_fixtures import free_port
 
 import shardwright as sw
 from shardwright.api.app import create_app
+from shardwright.api.problems import ProblemDetails
+from shardwright.api.schemas import PlanResource
 from shardwright.api.settings import load_settings
 
 EXAMPLES = 15
@@ -125,6 +128,14 @@ def test_document_has_every_part(shared_app: App) -> None:
                 assert {"400", "413", "415", "422"} <= operation["responses"].keys(), name
     for body in ("PlanRequest", "ComparisonRequest", "EvaluationRequest"):
         assert document["components"]["schemas"][body]["examples"], body
+
+
+def test_examples_of_answers_have_their_form() -> None:
+    for model in (PlanResource, ProblemDetails):
+        (example,) = model.model_json_schema()["examples"]
+        told = json.loads(model.model_validate(example).model_dump_json(exclude_none=True))
+        assert told.keys() <= example.keys()
+        assert set(model.model_fields) - {"errors"} <= example.keys()
 
 
 @pytest.mark.parametrize(
