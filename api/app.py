@@ -26,6 +26,7 @@ from shardwright.api.schemas import ComparisonRequest, EvaluationRequest, PlanRe
 from shardwright.api.settings import Settings, load_settings
 from shardwright.api.store import Store
 from shardwright.planner.plan_schema import PlanModel
+from shardwright.planner.prices import load_prices
 from shardwright.version import VERSION
 
 _DESCRIPTION = """Plans the sharding of JAX programs on TPU slices.
@@ -45,6 +46,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
       InputError: a setting is wrong.
     """
     own = load_settings() if settings is None else settings
+    prices = None if own.prices_file is None else load_prices(own.prices_file.expanduser())
     metrics = Metrics()
 
     @contextlib.asynccontextmanager
@@ -61,6 +63,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
             hub=hub,
             metrics=metrics,
             catalog=known,
+            prices=prices,
             checker=Checker(store, known, own.job_seconds),
         )
         metrics.watch_store(store, own.queue_limit)

@@ -14,6 +14,7 @@ from shardwright.api.metrics import Metrics
 from shardwright.api.results import ResultCache
 from shardwright.api.settings import Settings
 from shardwright.api.store import Store
+from shardwright.planner.prices import Prices
 
 
 class Runner(Protocol):
@@ -38,6 +39,7 @@ class Context:
     catalog: Catalog
     checker: Checker
     results: ResultCache = field(default_factory=ResultCache)
+    prices: Prices | None = None
 
 
 # Not a plain function, which FastAPI would run in a thread.

@@ -81,6 +81,9 @@ class Settings(BaseSettings):
         gt=0,
         description="seconds after which the jobs of a server that is not heard of are taken over",
     )
+    prices_file: Path | None = Field(
+        None, description="TOML or JSON file of prices of chips, for costs in comparisons"
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="the least that is logged"
     )

@@ -326,9 +326,13 @@ def test_names_from_programs_are_text(watched: Watched, service: Service) -> Non
 
 
 @pytest.fixture(scope="module")
-def keyed(service_factory: Callable[..., Service]) -> tuple[Service, str, str]:
-    """A service with keys of two owners."""
-    made = service_factory(started=False)
+def keyed(
+    service_factory: Callable[..., Service], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Service, str, str]:
+    """A service with prices and with keys of two owners."""
+    prices = tmp_path_factory.mktemp("prices") / "prices.toml"
+    prices.write_text("[chip_hour]\nv5e = 1.2\nv6e = 2.7\n")
+    made = service_factory(started=False, SHARDWRIGHT_PRICES_FILE=str(prices))
     keys = [made.make_key(name, "--scope", "read", "--scope", "plan") for name in ("ann", "bob")]
     made.start()
     return made, *(re.search(r"sw_\S+", text)[0] for text in keys)  # type: ignore[index]
@@ -363,6 +367,34 @@ def test_keys_sign_in_and_see_their_own_plans_alone(
     page.get_by_role("button", name="Sign out").click()
     sign_in(page, bob)
     assert page.locator(f"a[href='{theirs}']").is_visible()
+    context.close()
+
+
+def test_comparisons_tell_costs_where_the_server_has_prices(
+    browser: Browser, keyed: tuple[Service, str, str]
+) -> None:
+    service, ann, _ = keyed
+    asked = httpx.post(
+        f"{service.url}/v1/comparisons",
+        json={
+            "model": {"name": "mlp", "options": {"batch": 256, "layers": 2}},
+            "topologies": ["v5e:2x2", "v6e:2x2"],
+            "time_limit_s": 1.0,
+        },
+        headers={"Authorization": f"Bearer {ann}"},
+    ).json()
+    context = browser.new_context()
+    page = context.new_page()
+    page.goto(f"{service.url}/sign-in?then=/comparisons/{asked['id']}")
+    sign_in(page, ann)
+    page.wait_for_selector("main:not([data-refresh]) .facts", timeout=_PLANNING_MS)
+    rows = page.locator("section[aria-labelledby=slices] tbody tr").all()
+    for row, chip_hour in zip(rows, (1.2, 2.7), strict=True):
+        seconds = float(row.locator("td:nth-child(3)").get_attribute("data-value") or 0)
+        cost = float(row.locator("td:nth-child(10)").get_attribute("data-value") or 0)
+        assert cost == pytest.approx(4 * chip_hour * seconds / 3600)
+    assert "Cheapest" in page.locator(".facts").inner_text()
+    assert page.get_by_role("heading", name="Cost of a million tokens").is_visible()
     context.close()
 
 

@@ -14,9 +14,10 @@ from shardwright.api.pages import views
 from shardwright.api.store import Comparison, Job, Store
 from shardwright.planner.comparison_rows import ComparisonRow, row_of_plan
 from shardwright.planner.plan_schema import PlanModel
+from shardwright.planner.prices import Prices
 from shardwright.reports.comparison_page import comparison_sections
 
-_REMEMBERED_ROWS = 1024
+_REMEMBERED_PLANS = 512
 
 
 @dataclass(frozen=True)
@@ -42,10 +43,10 @@ def listed(one: Comparison) -> ListedComparison:
     )
 
 
-def comparison_view(store: Store, one: Comparison) -> dict[str, Any]:
+def comparison_view(store: Store, one: Comparison, prices: Prices | None) -> dict[str, Any]:
     """The context of a comparison's page: rows of finished plans, and how far the others are."""
     jobs = store.comparisons.jobs(one)
-    rows = [row for job in jobs.values() if (row := _row(store, job)) is not None]
+    rows = [row for job in jobs.values() if (row := _row(store, job, prices)) is not None]
     live = any(not job.is_final for job in jobs.values())
     sections = comparison_sections(rows, _links(jobs), finished=not live) if rows else None
     return {
@@ -63,20 +64,25 @@ def _links(jobs: Mapping[str, Job]) -> dict[str, str]:
     return {topology: f"/plans/{job.id}" for topology, job in jobs.items()}
 
 
-def _row(store: Store, job: Job) -> ComparisonRow | None:
+def _row(store: Store, job: Job, prices: Prices | None) -> ComparisonRow | None:
     """The row of a plan; None where it is not there or its file cannot be read."""
     if job.status != "succeeded":
         return None
     try:
-        return _finished_row(store, job.id, job.owner)
+        plan = _finished_plan(store, job.id, job.owner)
     except (ValidationError, OSError):
         return None
+    tokens = plan.program.tokens_per_step
+    return row_of_plan(plan, tokens_per_step=None if tokens is None else int(tokens), prices=prices)
 
 
-@lru_cache(maxsize=_REMEMBERED_ROWS)
-def _finished_row(store: Store, job_id: str, owner: str) -> ComparisonRow:
+@lru_cache(maxsize=_REMEMBERED_PLANS)
+def _finished_plan(store: Store, job_id: str, owner: str) -> PlanModel:
+    """A plan without what only its own page shows."""
     job = store.jobs.get(owner, job_id)
     content = None if job is None else store.read_result(job, "plan.json")
     plan = PlanModel.model_validate_json(content or b"")
-    tokens = plan.program.tokens_per_step
-    return row_of_plan(plan, tokens_per_step=None if tokens is None else int(tokens))
+    small = plan.estimate.model_copy(
+        update={"collectives": [], "peak_buffers": [], "memory": None, "schedule": []}
+    )
+    return plan.model_copy(update={"constraints": [], "estimate": small, "meshes_considered": []})

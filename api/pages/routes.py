@@ -208,7 +208,7 @@ async def compare(
     found = await run_in_threadpool(here.store.comparisons.get, caller.owner, comparison_id)
     if found is None:
         raise not_found("comparison", comparison_id)
-    shown = await run_in_threadpool(comparison.comparison_view, here.store, found)
+    shown = await run_in_threadpool(comparison.comparison_view, here.store, found, here.prices)
     return await page(request, "comparison.html", caller=caller, **shown)
 
 
