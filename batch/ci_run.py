@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardwright.batch.ci_config import Config, Job
+from shardwright.batch.ci_keeping import with_price_of_keeping
 from shardwright.batch.ci_lock import Entry, Inputs, Lock, entry_of
 from shardwright.batch.ci_verdicts import Result, against_lock, costs, failed, over_budget
 from shardwright.errors import InputError, ShardwrightError
@@ -65,6 +66,7 @@ def run_jobs(
     *,
     names: Sequence[str] = (),
     fresh: bool = False,
+    price_keeping: bool = False,
     workers: int | None = None,
     on_result: OnResult | None = None,
 ) -> list[Result]:
@@ -76,6 +78,7 @@ def run_jobs(
     Args:
       names: only these jobs; all where empty.
       fresh: plans everything, whatever the lock knows.
+      price_keeping: where saved state would be resharded, also says what keeping it would cost.
       workers: processes that plan at a time; as many as cores where None.
 
     Raises:
@@ -129,6 +132,9 @@ def run_jobs(
             continue
         entry = entry_of(outcome, work.inputs, work.state)
         finish(position, _judge(unit, entry, known, prices, "solved", seconds))
+    if price_keeping:
+        tasks = {position: work.task for position, work in to_plan}
+        results |= with_price_of_keeping(results, tasks, workers)
     return [results[position] for position in range(len(units))]
 
 

@@ -75,7 +75,7 @@ def check(
     from shardwright.batch.ci_verdicts import exit_code
 
     shows = _progress(quiet or as_json, verdicts=True)
-    loaded, known, results, _ = _run(config, lock, jobs or (), fresh, workers, shows)
+    loaded, known, results, _ = _run(config, lock, jobs or (), fresh, True, workers, shows)
     for path, make in (
         (markdown, ci_reports.as_markdown),
         (junit, ci_reports.as_junit),
@@ -112,7 +112,7 @@ def update(
     from shardwright.batch.ci_verdicts import EXIT_CODES
 
     shows = _progress(quiet, verdicts=False)
-    loaded, known, results, lock_path = _run(config, lock, jobs or (), fresh, workers, shows)
+    loaded, known, results, lock_path = _run(config, lock, jobs or (), fresh, False, workers, shows)
     save_lock(updated_lock(results, known, loaded, whole=not jobs), lock_path)
     kept = {"not-planned", "does-not-fit", "over-budget"}
     results = [
@@ -130,6 +130,7 @@ def _run(
     lock: Path | None,
     jobs: Sequence[str],
     fresh: bool,
+    price_keeping: bool,
     workers: int | None,
     shows: AbstractContextManager[Callable[[Result, int], None]],
 ) -> tuple[Config, Lock | None, list[Result], Path]:
@@ -143,7 +144,13 @@ def _run(
         from shardwright.batch.ci_run import run_jobs
 
         results = run_jobs(
-            loaded, known, names=jobs, fresh=fresh, workers=workers, on_result=report
+            loaded,
+            known,
+            names=jobs,
+            fresh=fresh,
+            price_keeping=price_keeping,
+            workers=workers,
+            on_result=report,
         )
     return loaded, known, results, lock_path
 

@@ -119,6 +119,8 @@ def test_a_changed_model_fails_for_its_reason(repository, shell, name, value, co
     (result,) = json.loads((repository / "plans.json").read_text())["results"]
     assert kind in [fault["kind"] for fault in result["faults"]]
     assert result["source"] != "lock"
+    told = any("locked shardings kept" in note for note in result["notes"])
+    assert told == (kind == "state-resharded")
 
 
 def test_an_update_makes_a_changed_model_pass(repository, shell):
