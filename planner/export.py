@@ -138,7 +138,8 @@ def constraints_code(plan: PlanModel, *, everything: bool = False) -> str:
     """Lines of `with_sharding_constraint`, each under the source line that makes the value.
 
     Matrix products, convolutions, gathers and calls of the forward pass in the user's own files;
-    the backward pass follows from them.
+    the backward pass follows from them. Kernels of `sw.kernel`, of both passes, are told as
+    `shard_map`s.
 
     Args:
       everything: every constraint of the plan that has a source line.
@@ -160,7 +161,30 @@ def constraints_code(plan: PlanModel, *, everything: bool = False) -> str:
             lines += ["", f"# {place}"]
             source = place
         lines.append(f"x = jax.lax.with_sharding_constraint(x, {spec})  # {what}")
+    lines += _kernel_lines(plan)
     return "\n".join(lines) + "\n"
+
+
+def _kernel_lines(plan: PlanModel) -> list[str]:
+    """Every kernel, forward and backward, as the `shard_map` that it is under the plan."""
+    told: dict[tuple[str, str, str], None] = {}
+    for kernel in plan.kernels:
+        ins = ", ".join(map(spec_code, kernel.in_specs))
+        outs = ", ".join(map(spec_code, kernel.out_specs))
+        if len(kernel.out_specs) > 1:
+            outs = f"({outs})"
+        added = f", results added up over {', '.join(kernel.summed)}" if kernel.summed else ""
+        line = (
+            f"kernel = jax.shard_map(kernel, in_specs=({ins},), out_specs={outs}, check_vma=False)"
+        )
+        told[kernel.source, f"{kernel.name}{added}", line] = None
+    lines, source = [], ""
+    for place, what, line in sorted(told, key=_order):
+        if place != source:
+            lines += ["", f"# {place}"]
+            source = place
+        lines.append(f"{line}  # {what}")
+    return lines
 
 
 def _is_main(constraint: ConstraintModel) -> bool:

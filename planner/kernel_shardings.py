@@ -40,7 +40,7 @@ def kernel_shardings(
         node = nodes.node_of_op[op.id]
         # A call of single elements has no node: there is nothing to choose.
         row = [-1] * len(names) if node < 0 else problem.strategies[node][choices[node]]
-        factors = [-1] * len(op.rule.sizes) if node < 0 else nodes.nodes[node].ops[op.id]
+        factors = (-1,) * len(op.rule.sizes) if node < 0 else nodes.nodes[node].ops[op.id]
         operands, results = (
             tuple(sharding_of(row, value_dims(dims, factors), names) for dims in mappings)
             for mappings in (op.rule.operands, op.rule.results)

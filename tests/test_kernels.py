@@ -17,6 +17,7 @@ import shardwright as sw
 from shardwright.errors import InputError
 from shardwright.hardware_profiles.mesh import meshes_for_shape
 from shardwright.hardware_profiles.slices import parse_slice
+from shardwright.planner.export import constraints_code
 from shardwright.planner.plan_schema import OptionsModel
 from shardwright.planner.planning import make_plan
 from shardwright.planner.problem import ShardingProblem, build_problem
@@ -293,6 +294,20 @@ def test_what_a_kernel_allocates_counts_as_memory() -> None:
         return plan.estimate.peak_memory_bytes
 
     assert peak("m * 1e6") == pytest.approx(peak(None) + 2 * 1e6)
+
+
+def test_exported_constraints_tell_the_specs_of_kernels() -> None:
+    x, w = random(16, 32), random(32, 16, seed=1)
+    prepared, problem = _choice_problem(product_kernel, x, w)
+    nodes = problem.node_graph
+    (node,) = [nodes.node_of_op[op.id] for op in nodes.graph.ops if "kernel" in op.detail]
+    choices = [0] * len(problem.strategies)
+    choices[node] = problem.strategies[node].tolist().index([0, 1])
+    code = constraints_code(_planned(prepared, problem, tuple(choices)).data)
+    assert (
+        "kernel = jax.shard_map(kernel, in_specs=(P('data', 'model'), P('model',),), "
+        "out_specs=P('data',), check_vma=False)  # product, results added up over model"
+    ) in code
 
 
 DAMAGE = {
