@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from shardwright.api.catalog import checked_slice
+from shardwright.api.facts_schemas import ProgramFacts, ProgramLinks, ProgramResource
 from shardwright.api.schemas import (
     ComparisonLinks,
     ComparisonResource,
@@ -14,9 +15,6 @@ from shardwright.api.schemas import (
     JobError,
     PlanLinks,
     PlanResource,
-    ProgramFacts,
-    ProgramLinks,
-    ProgramResource,
     Progress,
     Status,
     Summary,

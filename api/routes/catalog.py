@@ -9,8 +9,7 @@ from fastapi import APIRouter, Path
 
 from shardwright.api.access import Reader
 from shardwright.api.context import Here
-from shardwright.api.problems import problem, responses
-from shardwright.api.schemas import (
+from shardwright.api.facts_schemas import (
     ChipResource,
     ChipSummary,
     HardwareList,
@@ -18,6 +17,7 @@ from shardwright.api.schemas import (
     ModelList,
     SliceFacts,
 )
+from shardwright.api.problems import problem, responses
 from shardwright.hardware_profiles import ChipProfile, chip_names, legal_slices, load_chip
 from shardwright.hardware_profiles.slices import product_name
 

@@ -12,8 +12,8 @@ from starlette.concurrency import run_in_threadpool
 
 from shardwright.api.access import Admin
 from shardwright.api.context import Here
+from shardwright.api.facts_schemas import Health
 from shardwright.api.problems import problem, responses, unavailable
-from shardwright.api.schemas import Health
 from shardwright.version import VERSION
 
 router = APIRouter(tags=["operations"])

@@ -9,9 +9,10 @@ from starlette.concurrency import run_in_threadpool
 
 from shardwright.api.access import Planner, Reader
 from shardwright.api.context import Here
+from shardwright.api.facts_schemas import ProgramResource
 from shardwright.api.problems import not_found, problem, responses
 from shardwright.api.resources import program_resource
-from shardwright.api.schemas import PROGRAM_ID, ProgramResource
+from shardwright.api.schemas import PROGRAM_ID
 from shardwright.api.uploads import receive
 
 router = APIRouter(prefix="/v1/programs", tags=["programs"])
