@@ -18,6 +18,7 @@ import anyio
 import httpx
 
 from shardwright import client_flows as flows
+from shardwright.client_compare import CompareOptions, ask_comparison, compare_flow
 from shardwright.client_errors import Answer
 from shardwright.client_events import EventParser
 from shardwright.client_exchange import Contact, Flow, Listen, Pause, Send, Step, Withdraw
@@ -32,6 +33,7 @@ from shardwright.errors import InputError
 from shardwright.version import VERSION
 
 if TYPE_CHECKING:
+    from shardwright.planner.comparison import Comparison
     from shardwright.planner.plan import Plan
     from shardwright.planner.plan_schema import EstimateModel
     from shardwright.planner.program import Program
@@ -93,6 +95,26 @@ class Client:
           ServiceError: the server cannot be reached, refuses, or failed at it.
         """
         return self._run(_plan(self._contact, target, args, options))
+
+    def compare(
+        self,
+        target: Callable[..., Any] | Program | str,
+        *args: Any,
+        **options: Unpack[CompareOptions],
+    ) -> Comparison:
+        """Plans one program on many slices on the server, as `shardwright.compare` does here.
+
+        Args:
+          target, args: as for `plan`.
+          options: as for `shardwright.compare`, but for `chip` and `workers`; for a reference
+            model also `options`. A server takes only so many slices at once.
+
+        Raises:
+          InputError: the function does not trace, a pattern names no slice, or the goal cannot
+            be judged with what is given.
+          ServiceError: the server cannot be reached, or refuses.
+        """
+        return self._run(_compare(self._contact, target, args, options))
 
     def evaluate(
         self,
@@ -228,6 +250,15 @@ class AsyncClient:
         """As `Client.plan`; cancelling the task cancels the plan."""
         return await self._run(_plan(self._contact, target, args, options))
 
+    async def compare(
+        self,
+        target: Callable[..., Any] | Program | str,
+        *args: Any,
+        **options: Unpack[CompareOptions],
+    ) -> Comparison:
+        """As `Client.compare`."""
+        return await self._run(_compare(self._contact, target, args, options))
+
     async def evaluate(
         self,
         target: Callable[..., Any] | Program | str,
@@ -325,13 +356,20 @@ class AsyncClient:
             return None
 
 
-def _silent(progress: Progress) -> None:
+def _silent(progress: object) -> None:
     """Reports to nobody."""
 
 
 def _plan(contact: Contact, target: Any, args: tuple[Any, ...], options: PlanOptions) -> Flow[Plan]:
     report = options.get("on_progress") or _silent
     return flows.plan_flow(contact, lambda: ask_plan(target, args, **options), report)
+
+
+def _compare(
+    contact: Contact, target: Any, args: tuple[Any, ...], options: CompareOptions
+) -> Flow[Comparison]:
+    report = options.get("on_progress") or _silent
+    return compare_flow(contact, lambda: ask_comparison(target, args, **options), report)
 
 
 def _evaluate(

@@ -87,16 +87,21 @@ def _path(kind: str, job_id: str, part: str = "") -> str:
 
 
 def submit(contact: Contact, kind: str, asked: Asked) -> Flow[tuple[Job, bool]]:
-    """Uploads the program where there is one and posts the request.
+    """Asks for a job.
 
     Returns:
       the job, and whether it is there because of this request.
     """
+    answer = yield from post(contact, kind, asked)
+    return Job.read(answer.json()), answer.status == 202
+
+
+def post(contact: Contact, path: str, asked: Asked) -> Flow[Answer]:
+    """Uploads the program where there is one and posts the request."""
     body = dict(asked.body)
     if asked.program is not None:
         body["program"] = yield from upload(contact, asked.program.to_stablehlo())
-    answer = yield from exchange(contact, Send("POST", kind, json=body))
-    return Job.read(answer.json()), answer.status == 202
+    return (yield from exchange(contact, Send("POST", path, json=body)))
 
 
 def upload(contact: Contact, data: bytes) -> Flow[str]:

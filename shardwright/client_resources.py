@@ -94,6 +94,20 @@ class JobPage(_Resource):
     next_cursor: str | None = None
 
 
+class ComparedSlice(Job):
+    """The plan of one slice of a comparison."""
+
+    id: str = Field(alias="plan")
+    topology: str
+
+
+class Comparison(_Resource):
+    """A comparison: one row a slice, in the order asked."""
+
+    id: str
+    rows: list[ComparedSlice]
+
+
 class Uploaded(_Resource):
     """A program that the server has."""
 

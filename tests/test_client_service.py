@@ -170,6 +170,30 @@ def test_price_of_a_models_sharding_by_patterns(service: Service) -> None:
     assert told == local
 
 
+def test_comparison_of_slices_is_the_local_one(service: Service) -> None:
+    def step(w: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return w - x.T @ jnp.tanh(x @ w), (x @ w).sum()
+
+    side = 70_000  # 19.6 GB, which one chip of v5e does not hold
+    shapes = tuple(jax.ShapeDtypeStruct(s, np.float32) for s in ((side, side), (1, side)))
+    options: dict[str, Any] = {
+        "topologies": ["v5e:1x1", "v5p:2x2x1"], "tokens_per_step": 64, "model_flops": 1e12,
+        "donate_argnums": 0, "time_limit_s": ENOUGH_S,
+    }  # fmt: skip
+    done = []
+    with sw.Client(service.url) as client:
+        told = client.compare(
+            step, *shapes, **options, on_progress=lambda p: p.row and done.append(p.topology)
+        )
+    local = sw.compare(step, *shapes, **options)
+    assert [row.status for row in told.rows] == ["does-not-fit", "planned"]
+    # By how much it does not fit is told in words alone.
+    lacking = {"rows": {0: {"headroom_bytes", "peak_memory_bytes"}}}
+    assert told.data.model_dump(exclude=lacking) == local.data.model_dump(exclude=lacking)
+    assert sorted(done) == ["v5e:1x1", "v5p:2x2x1"]
+    assert told.plans["v5p:2x2x1"].in_specs == local.plans["v5p:2x2x1"].in_specs
+
+
 def test_wrong_pin_of_a_model_is_the_servers_input_error(service: Service) -> None:
     with (
         sw.Client(service.url) as client,
