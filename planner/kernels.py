@@ -73,7 +73,7 @@ def kernel(
       flops: matrix FLOPs of one call: a number (of the whole call, of which shards do equal
         parts), an expression of the local sizes of factors ("4 * b * h * t * s * d"; `mxu` is
         the width of the matrix unit), or a function of the local operands, which have `shape`,
-        `size`, `itemsize` and `nbytes`.
+        `size`, `itemsize` and `nbytes`. They run at the peak of the largest operand's type.
       hbm_bytes: bytes of one call that the kernel moves between HBM and the core, in the same
         ways; every operand and result once where None.
       temp_bytes: bytes of HBM that the function allocates besides its results while it runs, in

@@ -114,6 +114,8 @@ def _op_seconds(
         return zero, zero
     dtype = graph.values[op.operands[0]].dtype if op.operands else "f32"
     if "kernel" in op.detail or "pallas" in op.detail:
+        heaviest = max(op.operands or op.results, key=lambda v: graph.values[v].nbytes)
+        dtype = graph.values[heaviest].dtype
         return _own_matrix_seconds(op, local, dtype, chip), zero
     if op.name == "stablehlo.dot_general" and op.rule is not None:
         return _dot_seconds(op, op.rule, local, dtype, chip), zero
