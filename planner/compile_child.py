@@ -49,7 +49,7 @@ def _compile_for_tpu(folder: Path, job: dict[str, Any]) -> dict[str, Any]:
         platform="tpu", topology_name=job["topology"], **options
     )
     mesh = LogicalMesh.from_json(job["mesh"], parse_chip(job["chip"]))
-    devices = order_devices(mesh, topology.devices).reshape(1, -1)
+    devices: Any = order_devices(mesh, topology.devices).reshape(1, -1)
     compile_options = compiler.get_compile_options(
         num_replicas=1,
         num_partitions=devices.size,
@@ -71,7 +71,7 @@ def _compile_for_tpu(folder: Path, job: dict[str, Any]) -> dict[str, Any]:
 
 
 def _device_list(devices: Any) -> Any:
-    from jax._src.lib import xla_client
+    from jaxlib import xla_client
 
     return xla_client.DeviceList(tuple(devices.flat))
 

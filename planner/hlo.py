@@ -240,21 +240,22 @@ def _padded_elements(shape: tuple[int, ...], layout: str) -> int:
 
 def _frames(text: str) -> dict[int, str]:
     """Stack frame number -> "file:line", from the tables before the computations."""
-    section, tables = "", defaultdict[str, dict[int, str]](dict)
+    section = ""
+    tables: dict[str, dict[int, str]] = defaultdict(dict)
     for line in text.splitlines():
         if line.startswith(("ENTRY", "%")):
             break
         if line in ("FileNames", "FunctionNames", "FileLocations", "StackFrames"):
             section = line
-        elif section and (number := line.split(" ", 1)[0]).isdigit():
-            tables[section][int(number)] = line.split(" ", 1)[1]
-    found = {}
-    for number, frame in tables["StackFrames"].items():
-        place = re.search(r"file_location_id=(\d+)", frame)
+        elif section and (entry := re.match(r"(\d+) (.*)", line)):
+            tables[section][int(entry[1])] = entry[2]
+    found: dict[int, str] = {}
+    for frame, told in tables["StackFrames"].items():
+        place = re.search(r"file_location_id=(\d+)", told)
         location = tables["FileLocations"].get(int(place[1]), "") if place else ""
         file = re.search(r"file_name_id=(\d+)", location)
-        line = re.search(r"\bline=(\d+)", location)
-        if file and line:
+        number = re.search(r"\bline=(\d+)", location)
+        if file and number:
             name = tables["FileNames"][int(file[1])].strip('"')
-            found[number] = f"{name}:{line[1]}"
+            found[frame] = f"{name}:{number[1]}"
     return found

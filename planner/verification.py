@@ -28,7 +28,12 @@ from shardwright.errors import InputError, ShardwrightError
 from shardwright.hardware_profiles.chip import parse_chip
 from shardwright.hardware_profiles.slices import Slice, parse_slice
 from shardwright.planner.annotated import annotated_stablehlo
+from shardwright.planner.compiled import CompiledCollective, module_collectives
+from shardwright.planner.compiled_memory import compiled_peak
+from shardwright.planner.hlo import HloModule, parse_hlo
 from shardwright.planner.kernel_lowering import place_kernels
+from shardwright.planner.plan import Plan, abstract
+from shardwright.planner.program import Program, in_mesh
 from shardwright.planner.verification_report import (
     MemoryComparison,
     OutputComparison,
@@ -39,11 +44,6 @@ from shardwright.planner.verification_report import (
     explain,
     shown_buffers,
 )
-from shardwright.planner.compiled import CompiledCollective, module_collectives
-from shardwright.planner.compiled_memory import compiled_peak
-from shardwright.planner.hlo import HloModule, parse_hlo
-from shardwright.planner.plan import Plan, abstract
-from shardwright.planner.program import Program, in_mesh
 
 Compiler = Literal["tpu", "cpu"]
 
@@ -294,7 +294,7 @@ def _values(program: Program, args: Sequence[Any]) -> list[Any]:
 
 def _plain(leaf: Any) -> Any:
     """A leaf as numpy can save it: keys as their words, bfloat16 as float32."""
-    if jax.dtypes.issubdtype(jax.numpy.asarray(leaf).dtype, jax.dtypes.prng_key):
+    if jax.numpy.issubdtype(jax.typeof(leaf).dtype, jax.dtypes.prng_key):
         return np.asarray(jax.random.key_data(leaf))
     value = np.asarray(leaf)
     return value.astype(np.float32) if value.dtype.name.startswith(("bfloat", "float8")) else value

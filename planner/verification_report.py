@@ -135,10 +135,10 @@ def compare_collectives(
 ) -> list[CollectiveComparison]:
     """Collectives by kind and axes, those that move most first, with causes of differences."""
     predicted: dict[Key, _Sum] = defaultdict(_Sum)
-    for told in estimate.collectives:
-        found = predicted[told.kind, whole_axes(told.axes, mesh)]
-        found.nbytes += told.nbytes * told.count
-        found.runs += told.count
+    for priced in estimate.collectives:
+        found = predicted[priced.kind, whole_axes(priced.axes, mesh)]
+        found.nbytes += priced.nbytes * priced.count
+        found.runs += priced.count
     made: dict[Key, _Sum] = defaultdict(_Sum)
     for one in compiled:
         if one.group > 1:
@@ -253,4 +253,4 @@ def explain(rows: Sequence[CollectiveComparison], memory: MemoryComparison) -> I
 def shown_buffers(named: Iterable[tuple[str, float]]) -> list[BufferModel]:
     """The largest of some buffers as plan data."""
     largest = sorted(named, key=lambda pair: -pair[1])[:_SHOWN_BUFFERS]
-    return [BufferModel(name=name, nbytes=nbytes) for name, nbytes in largest]
+    return [BufferModel(name=name, nbytes=nbytes, kind="") for name, nbytes in largest]
