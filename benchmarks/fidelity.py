@@ -1,10 +1,10 @@
 """How well predictions agree with the TPU compiler, over programs and slices.
 
-    python benchmarks/fidelity.py [--cases NAME ...] [--folder FOLDER] [--plan-again]
+    python benchmarks/fidelity.py [--cases NAME ...] [--folder FOLDER] [--plan-again] [--details]
 
 Each program is planned for its slice, compiled by libtpu under its plan (`sw.verify`), and told in
 one row: megabytes of collectives, peak memory and seconds of compute, predicted and compiled. What
-the compiler did differently follows.
+the compiler did differently follows; with `--details`, every kind of collective too.
 
 FOLDER keeps plans and compiled programs. A kept plan is priced again by the code as it is, and is
 compiled again only where the annotated program is another; `--plan-again` plans anew.
@@ -221,12 +221,25 @@ def summary(found: list[Verification]) -> Iterator[str]:
     )
 
 
+def details(found: Verification) -> Iterator[str]:
+    """The collectives of a case by kind and axes."""
+    yield "| collective | over | predicted MB | runs | compiled MB | runs |"
+    yield "|---" * 6 + "|"
+    for line in found.collectives:
+        yield (
+            f"| {line.kind} | {' x '.join(line.axes)} | {line.predicted_bytes / 1e6:.1f} "
+            f"| {line.predicted_runs:.0f} | {line.compiled_bytes / 1e6:.1f} "
+            f"| {line.compiled_runs:.0f} |"
+        )
+
+
 def main() -> None:
     """Runs the cases and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES), metavar="NAME")
     parser.add_argument("--folder", type=Path, default=Path("fidelity"))
     parser.add_argument("--plan-again", action="store_true")
+    parser.add_argument("--details", action="store_true", help="every kind of collective")
     given = parser.parse_args()
     print(HEADER, flush=True)
     found: dict[str, Verification] = {}
@@ -243,6 +256,9 @@ def main() -> None:
     for name, one in found.items():
         for note in one.notes:
             print(f"* {name}: {note}")
+    if given.details:
+        for name, one in found.items():
+            print(f"\n{name}:\n", *details(one), sep="\n")
 
 
 if __name__ == "__main__":
