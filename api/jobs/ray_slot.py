@@ -33,7 +33,11 @@ class Slot:
                 f"the server has Shardwright {version} and this machine has {VERSION}"
             )
         # Slots are killed without a warning: the next one cleans up after them.
-        self._folder = open_scratch(Path(tempfile.gettempdir()) / f"shardwright-{os.getuid()}")
+        parent = Path(tempfile.gettempdir()) / f"shardwright-{os.getuid()}"
+        parent.mkdir(mode=0o700, exist_ok=True)
+        if parent.stat().st_uid != os.getuid():
+            raise RuntimeError(f"{parent} belongs to another user of this machine")
+        self._folder = open_scratch(parent)
         self._engine = LocalEngine(1, limits, self._folder)
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._reports: queue.SimpleQueue[Report] = queue.SimpleQueue()
