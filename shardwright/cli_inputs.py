@@ -32,7 +32,7 @@ class Target:
       name: as people know it.
       model_flops: FLOPs of one step that count for MFU, where a reference model tells them.
       tokens_per_step: of a reference model.
-      unit: what these are; a classifier's are examples.
+      unit: what these are; those of models without sequences are examples.
     """
 
     program: Callable[..., Any] | Program
@@ -60,7 +60,6 @@ def load_target(
       InputError: there is no such model, function or file, or it is given what it cannot take.
     """
     from shardwright.models import build, model_names
-    from shardwright.models.presets import MLPS
 
     if target in model_names():
         _refuse("a reference model", {"--args": args and [args], "--donate": donate})
@@ -72,7 +71,7 @@ def load_target(
             target,
             float(model.model_flops_per_step),
             model.tokens_per_step,
-            "examples" if target in MLPS else "tokens",
+            "tokens" if hasattr(model.options, "sequence") else "examples",
         )
     given_options = [f"{key}={value}" for key, value in options.items()]
     path = Path(target)

@@ -12,6 +12,7 @@ import pytest
 
 import shardwright as sw
 from shardwright.cli import main
+from shardwright.cli_inputs import load_target
 from shardwright.planner.workers import Failure, Task, run_tasks
 
 ROWS = 8192
@@ -216,6 +217,13 @@ def test_the_command_writes_a_page_with_the_rows(tmp_path, capsys):
     assert "v5e:2x2" in text
     assert "v6e:2x2" in text
     assert "https://" not in text.partition("<body")[2].partition("<script")[0]
+
+
+@pytest.mark.parametrize(
+    ("model", "unit"), [("gpt2-124m", "tokens"), ("mlp", "examples"), ("resnet-50", "examples")]
+)
+def test_what_a_step_works_on_is_called_by_its_name(model, unit):
+    assert load_target(model, None, (), {}).unit == unit
 
 
 def test_the_command_says_where_nothing_fits(capsys):

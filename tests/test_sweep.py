@@ -219,6 +219,16 @@ def test_columns_are_the_same_for_every_point(tmp_path):
     assert [row["option_batch"] for row in rows] == [1, None]
 
 
+def test_microbatches_take_less_memory(tmp_path):
+    table = tmp_path / "t.json"
+    sizes = ["--layers=2", "--batch=64", "--microbatches=1,4", "-t", "v5e:2x2"]
+    code = main(["sweep", "-m", "gpt2-124m", *sizes, "--time-limit=1", "-q", "-o", str(table)])
+    assert code == 0
+    whole, parts = json.loads(table.read_text())
+    assert (whole["option_microbatches"], parts["option_microbatches"]) == (1, 4)
+    assert parts["peak_memory_bytes"] < whole["peak_memory_bytes"]
+
+
 def test_wrong_options_are_points_that_say_so(tmp_path):
     assert sweep("--set", "colour=1,2", "-t", "v5e:1x1", "-o", tmp_path / "t.json") == 0
     rows = json.loads((tmp_path / "t.json").read_text())
