@@ -69,6 +69,11 @@ class Jobs(Leases):
           QueueFullError: `queue_limit` jobs wait already.
           QuotaExceededError: the key's quota is used up.
         """
+        # Most often it is there already, and then nobody needs to take turns.
+        with self._database.read() as session:
+            known = _same(session, owner, request_digest(kind, request))
+        if known is not None:
+            return known, False
         with self._database.write() as session:
             return self.submit_in(
                 session, owner, kind, request, queue_limit, key_id=key_id, quota=quota_per_day
@@ -88,11 +93,8 @@ class Jobs(Leases):
         """As `submit`, in a transaction of the caller's."""
         self._database.lock_submissions(session)
         digest = request_digest(kind, request)
-        same = sa.select(_jobs).where(
-            _jobs.c.owner == owner, _jobs.c.digest == digest, _jobs.c.status.in_(_WANTED)
-        )
-        if known := session.execute(same).mappings().first():
-            return job_of(known), False
+        if known := _same(session, owner, digest):
+            return known, False
         waiting = sa.select(sa.func.count()).where(_jobs.c.status == "queued")
         if session.execute(waiting.select_from(_jobs)).scalar_one() >= queue_limit:
             raise QueueFullError
@@ -224,6 +226,15 @@ class Jobs(Leases):
 def _owned(owner: str | None, job_id: str) -> sa.ColumnElement[bool]:
     mine = _jobs.c.id == job_id
     return mine if owner is None else sa.and_(mine, _jobs.c.owner == owner)
+
+
+def _same(session: Session, owner: str, digest: str) -> Job | None:
+    """The job that did or does the same for an owner."""
+    same = sa.select(_jobs).where(
+        _jobs.c.owner == owner, _jobs.c.digest == digest, _jobs.c.status.in_(_WANTED)
+    )
+    row = session.execute(same).mappings().first()
+    return None if row is None else job_of(row)
 
 
 def _check_quota(session: Session, key_id: str, quota: int, now: datetime) -> None:
