@@ -256,6 +256,15 @@ def test_workers_end_with_the_server_even_in_cpp(tmp_path: Path) -> None:
     wait_gone(*pids)
 
 
+def test_a_failure_tells_by_how_much_memory_is_lacking(tmp_path: Path) -> None:
+    told = {"kind": "does-not-fit", "what": "w", "where": "x", "do": "d", "least_bytes": 3e10}
+    answer = {"failed": told | {"limit_bytes": 15e9}}
+    failed = failure(outcome(Task("t", "plan", {}, None, tmp_path), answer))
+    error = failed.as_error()
+    assert (error["least_bytes"], error["limit_bytes"]) == (3e10, 15e9)
+    assert "least_bytes" not in Failure("input", "w").as_error()
+
+
 @pytest.mark.parametrize(
     "answer",
     [

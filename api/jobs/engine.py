@@ -59,12 +59,15 @@ class Failure:
 
     Attributes:
       what, where, do: what was wrong, where, and what to do about it.
+      least_bytes, limit_bytes: of one device, where no sharding fits; as of a `DoesNotFitError`.
     """
 
     kind: FailureKind
     what: str
     where: str = ""
     do: str = ""
+    least_bytes: float | None = None
+    limit_bytes: float | None = None
 
     @property
     def may_be_retried(self) -> bool:
@@ -74,7 +77,7 @@ class Failure:
     def as_error(self) -> dict[str, Any]:
         """The failure as a job keeps it."""
         detail = f"{self.where}: {self.what}" if self.where else self.what
-        return {
+        error: dict[str, Any] = {
             "kind": self.kind,
             "title": _TITLES[self.kind],
             "detail": f"{detail.rstrip('.')}. {self.do.rstrip('.')}.".replace(" .", ""),
@@ -82,6 +85,9 @@ class Failure:
             "where": self.where,
             "do": self.do,
         }
+        if self.kind == "does-not-fit":
+            error |= {"least_bytes": self.least_bytes, "limit_bytes": self.limit_bytes}
+        return error
 
 
 @dataclass(frozen=True)

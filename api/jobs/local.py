@@ -32,6 +32,7 @@ _START_SECONDS = 120.0
 _MOST_FAILED_STARTS = 5
 _PAUSE_SECONDS = 5.0
 _LONGEST_TEXT = 500
+_LONGEST_FAULT = 4000
 
 
 class LocalEngine:
@@ -238,8 +239,10 @@ def outcome(task: Task, message: dict[str, Any]) -> Report:
         told = message["failed"]
         if told["kind"] not in get_args(FailureKind):
             raise ValueError("an unknown kind of failure")
-        where, do = str(told["where"]), str(told["do"])
-        return Failed(task.id, Failure(told["kind"], str(told["what"]), where, do))
+        what, where, do = (str(told[name])[:_LONGEST_FAULT] for name in ("what", "where", "do"))
+        sizes = (told.get(name) for name in ("least_bytes", "limit_bytes"))
+        least, limit = (float(size) if isinstance(size, int | float) else None for size in sizes)
+        return Failed(task.id, Failure(told["kind"], what, where, do, least, limit))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         what = f"the worker's answer is not one ({error})"
         return Failed(task.id, Failure("internal", what, "job", "Submit it again"))

@@ -63,9 +63,12 @@ def _run(
             report,
         )
         return {"done": done}
+    except DoesNotFitError as error:
+        failed = _failed("does-not-fit", error.what, error.where, error.do)
+        failed["failed"] |= {"least_bytes": error.least_bytes, "limit_bytes": error.limit_bytes}
+        return failed
     except ShardwrightError as error:
-        kind = "does-not-fit" if isinstance(error, DoesNotFitError) else "input"
-        return _failed(kind, error.what, error.where, error.do)
+        return _failed("input", error.what, error.where, error.do)
     except MemoryError:
         return _failed("out-of-memory", "there was no memory left", "job", _SMALLER)
     except RecursionError:

@@ -15,6 +15,8 @@ from sqlalchemy.orm import Session
 from shardwright.errors import InputError
 
 _SQLITE_WAIT_MS = 30_000
+_POSTGRES_PATIENCE = {"connect_timeout": 10}
+"""Seconds after which a machine that does not answer counts as away."""
 _WRITES = "shardwright_writes"
 _SUBMIT_LOCK = 0x5348_5244
 """Key of the advisory lock under which Postgres bounds the queue ("SHRD")."""
@@ -71,7 +73,10 @@ def _engine(url: str) -> sa.Engine:
             parsed = parsed.set(drivername="postgresql+psycopg")
         if parsed.get_backend_name() == "postgresql":
             # Three servers fit in the 100 connections that Postgres takes by default.
-            return sa.create_engine(parsed, pool_size=8, max_overflow=24, pool_pre_ping=True)
+            patience = {} if "connect_timeout" in parsed.query else _POSTGRES_PATIENCE
+            return sa.create_engine(
+                parsed, pool_size=8, max_overflow=24, pool_pre_ping=True, connect_args=patience
+            )
         if parsed.get_backend_name() == "sqlite" and parsed.database not in (None, "", ":memory:"):
             engine = sa.create_engine(
                 parsed, pool_size=16, max_overflow=48, connect_args={"check_same_thread": False}
