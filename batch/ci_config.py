@@ -24,7 +24,7 @@ LOCK_NAME = "shardwright.lock.json"
 
 Part = Annotated[float, Field(gt=0, le=1)]
 Name = Annotated[str, Field(min_length=1, pattern=r"^[\w.+-]+$")]
-SpecEntry = str | list[str] | None
+SpecEntry = str | list[str]
 
 
 class _Table(BaseModel):
@@ -65,7 +65,8 @@ class Job(_Table):
       options: of a reference model.
       topologies: slices to plan it for.
       mesh: axis -> size, where the mesh must be this one.
-      pinned: path of an argument -> its sharding: one entry a dimension, null, an axis or a list.
+      pinned: path of an argument -> its sharding: one entry a dimension ("None", an axis or a list
+        of axes), or all in one text, "data,None".
       state: patterns of the paths of saved state ("*" is any text); where empty, the arguments
         whose buffers results take over.
       memory_fraction, time_limit_s, seed: as for `plan`.
@@ -80,7 +81,7 @@ class Job(_Table):
     options: dict[str, Any] = {}
     topologies: Annotated[tuple[str, ...], Field(min_length=1)]
     mesh: dict[str, PositiveInt] | None = None
-    pinned: dict[str, list[SpecEntry]] = {}
+    pinned: dict[str, str | list[SpecEntry]] = {}
     state: tuple[str, ...] = ()
     memory_fraction: Part = 0.9
     time_limit_s: PositiveFloat = 12.0

@@ -18,6 +18,7 @@ from shardwright.hardware_profiles.chip import ChipProfile
 from shardwright.hardware_profiles.slices import parse_slice
 from shardwright.planner.plan_tasks import PlanTask
 from shardwright.planner.prices import Prices, load_prices
+from shardwright.planner.spec_patterns import spec_of_data
 from shardwright.planner.workers import Failure, failure_of, run_tasks
 
 if TYPE_CHECKING:
@@ -176,12 +177,9 @@ def _task(unit: _Unit) -> _Work | Failure:
     try:
         chip = parse_slice(unit.topology).chip
         state = _state_paths(traced.program, job)
+        pins = {p: spec_of_data(spec, f"pinned {p}") for p, spec in job.pinned.items()}
     except InputError as error:
         return failure_of(error)
-    pins = {
-        path: tuple(tuple(entry) if isinstance(entry, list) else entry for entry in spec)
-        for path, spec in job.pinned.items()
-    }
     task = PlanTask(
         traced.program,
         topology=unit.topology,

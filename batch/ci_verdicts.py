@@ -172,10 +172,15 @@ def against_lock(entry: Entry, locked: Entry | None, job: Job) -> tuple[list[Fau
 def changed_inputs(entry: Entry, locked: Entry) -> str:
     """Which of a plan's inputs differ from the locked ones, in words; "" where none does."""
     now, then = entry.inputs, locked.inputs
+    # The model's FLOPs follow from the program.
+    options_now, options_then = (
+        {key: value for key, value in inputs.options.items() if key != "model_flops"}
+        for inputs in (now, then)
+    )
     parts = {
         "the program": now.program != then.program,
         "the hardware profile": now.chip != then.chip,
-        "options": now.options != then.options,
+        "options": options_now != options_then,
         "versions": now.versions != then.versions,
     }
     return ", ".join(name for name, differs in parts.items() if differs)
