@@ -3,6 +3,7 @@
 import os
 import pickle
 import random
+import shutil
 import socket
 import threading
 import time
@@ -231,15 +232,22 @@ def gibibyte(sent: list[int]) -> Iterator[bytes]:
         yield block
 
 
-def test_gibibyte_is_taken_in_with_flat_memory(service_factory: Callable[..., Service]) -> None:
-    service = service_factory(SHARDWRIGHT_MAX_UPLOAD_BYTES=str(2 << 30))
+def test_gibibyte_is_taken_in_with_flat_memory_and_fails_its_worker_alone(
+    service_factory: Callable[..., Service],
+) -> None:
+    service = service_factory(
+        SHARDWRIGHT_MAX_UPLOAD_BYTES=str(2 << 30), SHARDWRIGHT_JOB_MEMORY_BYTES=str(1 << 30)
+    )
     upload(service.url, bytecode())
     sent = [0]
     with Watch(service.process.pid) as memory:  # type: ignore[union-attr]
         answer = upload(service.url, gibibyte(sent))
     assert (answer.status_code, answer.json()["nbytes"]) == (201, 1 << 30)
+    found = looked_into(service.url, answer.json()["id"])
+    assert found["error"]["kind"] == "out-of-memory"
     assert memory.most - memory.before < 64 * MIB
     service.kill()
+    shutil.rmtree(service.data_dir)
 
 
 def test_gibibyte_is_refused_at_the_limit(hardened: Service) -> None:
