@@ -157,10 +157,9 @@ def test_what_would_fail_again_is_tried_once(
     start(ScriptedEngine(lambda task: [Failed(task.id, Failure(kind, "no", "x", "y"))]))
     failed = wait(store, job, "failed")
     assert failed.attempts == 1
-    assert failed.error == {
-        "kind": kind, "title": failed.error["title"], "detail": "x: no. y.", "what": "no",
-        "where": "x", "do": "y",
-    }  # fmt: skip
+    assert failed.error is not None
+    told = {"kind": kind, "detail": "x: no. y.", "what": "no", "where": "x", "do": "y"}
+    assert told.items() <= failed.error.items()
 
 
 def test_a_cancelled_job_is_ended_in_the_engine(
