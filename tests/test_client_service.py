@@ -20,7 +20,7 @@ from shardwright.planner.search import Progress
 
 MESH = {"data": 2, "model": 4}
 DECODER = {
-    "layers": 4, "d_model": 32, "heads": 4, "kv_heads": 2, "d_ff": 64, "vocab": 64, "batch": 8,
+    "layers": 2, "d_model": 32, "heads": 4, "kv_heads": 2, "d_ff": 64, "vocab": 64, "batch": 8,
     "sequence": 16, "compute_dtype": "float32", "learning_rate": 1e-2,
 }  # fmt: skip
 ENOUGH_S = 300.0
@@ -233,12 +233,17 @@ def test_interrupt_cancels_the_job_on_the_server(service: Service) -> None:
         assert client.list(limit=1).items[0].status == "cancelled"
 
 
+def cancel(url: str, plan_id: str) -> None:
+    with sw.Client(url) as client:
+        client.cancel(plan_id)
+
+
 def test_plan_that_somebody_cancels_raises(service: Service) -> None:
     with sw.Client(service.url) as client:
         job = client.submit(
             "llama3-8b", options={"layers": 8, "scan_layers": False}, topology="v5p:8x8x8", seed=2
         )
-        timer = threading.Timer(1.0, lambda: sw.Client(service.url).cancel(job.id))
+        timer = threading.Timer(1.0, cancel, (service.url, job.id))
         timer.start()
         with pytest.raises(sw.ServiceError, match="it was cancelled") as caught:
             client.wait(job.id)
