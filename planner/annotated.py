@@ -12,15 +12,18 @@ from shardwright.planner.plan import Plan, dim_axes
 from shardwright.planner.program import Program
 
 
-def annotated_stablehlo(program: Program, plan: Plan, platform: str = "tpu") -> str:
+def annotated_stablehlo(
+    program: Program, plan: Plan, platform: str = "tpu", *, keep_unknown: bool = True
+) -> str:
     """The text of a program's module with the plan's shardings on it.
 
     Arguments and results of main have `sdy.sharding`, values inside `sdy.sharding_constraint`, and
     the module says for how many devices it is. It computes what the program did. Kernels are
-    `shard_map` regions for the platform, or stay as they are where the program is from a file.
+    `shard_map` regions for the platform; those whose functions are not here, as the program is from
+    a file, stay as they are where `keep_unknown` allows it.
 
     Raises:
-      InputError: the plan is of another program.
+      InputError: the plan is of another program, or a kernel's function is not here.
     """
     if plan.data.program.fingerprint != program.fingerprint:
         raise InputError(
@@ -36,9 +39,14 @@ def annotated_stablehlo(program: Program, plan: Plan, platform: str = "tpu") -> 
             [dim_axes(tensor.spec) for tensor in plan.data.program.inputs],
             [dim_axes(tensor.spec) for tensor in plan.data.program.outputs],
         )
-        if program.kernel_calls:
-            calls = program.kernel_calls
-            place_kernels(module, calls, plan.kernels(), plan.mesh_axes, platform)
+        place_kernels(
+            module,
+            program.kernel_calls,
+            plan.kernels(),
+            plan.mesh_axes,
+            platform,
+            keep_unknown=keep_unknown,
+        )
         counts = {"mhlo.num_partitions": prod(plan.mesh_axes.values()), "mhlo.num_replicas": 1}
         for name, count in counts.items():
             module.operation.attributes[name] = ir.IntegerAttr.get(

@@ -20,10 +20,11 @@ from shardwright.planner import mlir
 from shardwright.planner.collectives import DimAxes
 from shardwright.planner.given import MANUAL
 from shardwright.planner.graph import operation_keys
-from shardwright.planner.kernel_ops import KernelInfo, read_kernel
+from shardwright.planner.kernel_ops import KernelInfo, is_registered, read_kernel, target_of
 from shardwright.planner.kernel_shardings import KernelShardings
 from shardwright.planner.kernels import CALL_ATTRIBUTE, KernelCall
 from shardwright.planner.mlir import ir, sdy
+from shardwright.planner.registered_ops import registered_call
 
 
 def place_kernels(
@@ -32,6 +33,8 @@ def place_kernels(
     planned: Sequence[KernelShardings] | None,
     mesh_shape: Mapping[str, int],
     platform: str,
+    *,
+    keep_unknown: bool = False,
 ) -> None:
     """Replaces the kernel calls of a normalised, annotated module, in place.
 
@@ -41,6 +44,7 @@ def place_kernels(
         Where None, the module is for one device.
       mesh_shape: mesh axis name -> size, as the module has it.
       platform: of the devices.
+      keep_unknown: leave calls whose functions are not here.
 
     Raises:
       InputError: a call was not planned, its function is not here, or it cannot be lowered for its
@@ -51,23 +55,27 @@ def place_kernels(
     bodies = _Bodies(mesh_shape, platform)
     channels = _free_channels(module)
     for key, op, info in found:
-        if info is None:
+        if info is None or (keep_unknown and not calls and not is_registered(op)):
             continue
-        shardings = None
-        if planned is not None and not _inside_manual(op):
-            shardings = by_key.get(key)
-            if shardings is None or not _fits(shardings, op):
-                raise InputError(
-                    f"the plan has no shardings for kernel {info.name} number {key.ordinal} at "
-                    f"{key.location!r}",
-                    where="kernels",
-                    do="Plan this program again: it is not the one that was planned",
-                )
+        inside = planned is None or _inside_manual(op)
+        shardings = None if inside else by_key.get(key)
+        if shardings is None and is_registered(op):
+            continue  # it is on local arrays already, or was not known to the planner
+        if not inside and (shardings is None or not _fits(shardings, op)):
+            raise InputError(
+                f"the plan has no shardings for kernel {info.name} number {key.ordinal} at "
+                f"{key.location!r}",
+                where="kernels",
+                do="Plan this program again: it is not the one that was planned",
+            )
+        call = _call(op, calls, info)
         mesh_name = "" if shardings is None else _mesh_name(module, mesh_shape)
-        _replace(op, bodies.text(_call(op, calls, info), info, shardings), mesh_name, channels)
+        _replace(op, bodies.text(call, info, shardings), mesh_name, channels)
 
 
 def _call(op: Any, calls: Sequence[KernelCall], info: KernelInfo) -> KernelCall:
+    if is_registered(op):
+        return registered_call(op, info)
     number = int(ir.IntegerAttr(op.attributes[CALL_ATTRIBUTE]).value)
     if number >= len(calls):
         raise InputError(
@@ -175,12 +183,17 @@ def _replace(op: Any, text: str, mesh_name: str, channels: Iterator[int]) -> Non
     block = mlir.entry_block(mlir.main_function(body))
     *inner, last = [o.operation for o in block.operations]
     names = [mlir.symbol_name(o) for o in body.body.operations if o.operation.name == "sdy.mesh"]
+    given = op.attributes if is_registered(op) else ()
+    attributes = {name: op.attributes[name] for name in given}
     for argument, operand in zip(block.arguments, op.operands, strict=True):
         argument.replace_all_uses_with(operand)
     for moved in inner:
         moved.move_before(op)
         for part in _with_regions(moved):
             _rename_mesh(part, names, mesh_name)
+            if attributes and target_of(part) == target_of(op):
+                for name, attribute in attributes.items():
+                    part.attributes[name] = attribute
             if "channel_handle" in part.attributes:
                 _set_channel(part, next(channels))
     for result, value in zip(op.results, last.operands, strict=True):

@@ -1,4 +1,4 @@
-"""Kernels in a module: the custom calls that `sw.kernel` makes, and raw Pallas kernels."""
+"""Kernels in a module: what `sw.kernel` makes, registered custom calls, and raw Pallas kernels."""
 
 from __future__ import annotations
 
@@ -12,8 +12,14 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from shardwright.errors import InputError
-from shardwright.planner.kernel_costs import MXU, check_cost, evaluate_cost
-from shardwright.planner.kernel_rule import Dims, KernelRule, solve_sizes
+from shardwright.planner.kernel_costs import (
+    MXU,
+    Cost,
+    check_cost,
+    cost_expression,
+    evaluate_cost,
+)
+from shardwright.planner.kernel_rule import Dims, KernelRule, parse_rule, solve_sizes
 from shardwright.planner.mlir import ir
 
 KERNEL_TARGET = "shardwright.kernel"
@@ -84,6 +90,104 @@ class PallasCost:
     hbm_bytes: float | None
 
 
+@dataclass(frozen=True)
+class RegisteredOp:
+    """A custom call of which the rule and the cost are known; made by `register_op`."""
+
+    rule: KernelRule
+    costs: Mapping[str, Cost | None]
+    efficiency: float | None
+
+
+_REGISTERED: dict[str, RegisteredOp] = {}
+
+
+def register_op(
+    target: str,
+    *,
+    rule: str,
+    flops: Cost,
+    hbm_bytes: Cost | None = None,
+    temp_bytes: Cost | None = None,
+    whole: str = "",
+    reduction: str = "",
+    efficiency: float | None = None,
+) -> None:
+    """Registers the sharding rule and the cost of custom calls of a target.
+
+    They are planned as calls of `sw.kernel` are, and under a plan run in a `shard_map`: with the
+    attributes that they have, on local arrays. So what is called must take arrays of any size.
+    Calls with arrays of other ranks are not meant.
+
+    Args:
+      target: what the custom calls name (`jax.ffi.ffi_call`'s first argument).
+      rule, flops, hbm_bytes, temp_bytes, whole, reduction, efficiency: as for `sw.kernel`.
+
+    Raises:
+      InputError: the rule does not parse, or the target is that of Pallas kernels, which are
+        compiled for one size.
+    """
+    where = f"custom call {target}"
+    if target in (PALLAS_TARGET, KERNEL_TARGET):
+        raise InputError(
+            "a Pallas kernel is compiled for the size that it was traced with",
+            where=where,
+            do="Wrap the function that calls it in sw.kernel",
+        )
+    costs = {"flops": flops, "hbm_bytes": hbm_bytes, "temp_bytes": temp_bytes}
+    told = parse_rule(rule, whole, reduction, where)
+    _REGISTERED[target] = RegisteredOp(told, costs, efficiency)
+
+
+def is_registered(op: Any) -> bool:
+    """Whether an operation is a custom call with a registered rule."""
+    return target_of(op) in _REGISTERED
+
+
+def describe_call(
+    name: str,
+    rule: KernelRule,
+    costs: Mapping[str, Cost | None],
+    efficiency: float | None,
+    operands: Sequence[Sequence[int]],
+    results: Sequence[Sequence[int]],
+    dtypes: Sequence[str],
+    where: str,
+    unbatched: KernelRule | None = None,
+    vmapped: Sequence[str] = (),
+) -> KernelInfo:
+    """The rule and the cost of one call.
+
+    Args:
+      operands, results: their shapes.
+      dtypes: element types of the operands, as StableHLO writes them.
+      unbatched: the rule that cost functions know, where the call is vmapped.
+      vmapped: the factors that it is vmapped over.
+
+    Raises:
+      InputError: the arrays do not fit the rule, or a cost cannot be computed.
+    """
+    sizes = rule.sizes(operands, results, where)
+    told = {}
+    for kind, cost in costs.items():
+        if cost is not None:
+            text = cost_expression(cost, unbatched or rule, sizes, dtypes, where)
+            told[kind] = " * ".join([f"({text})", *vmapped])
+            check_cost(told[kind], sizes, kind, where)
+    return KernelInfo(
+        name=name,
+        sizes=sizes,
+        operands=rule.operands,
+        results=rule.results,
+        whole=tuple(sorted(rule.whole)),
+        reduction=tuple(sorted(rule.reduction)),
+        efficiency=efficiency,
+        flops=told["flops"],
+        hbm_bytes=told.get("hbm_bytes"),
+        temp_bytes=told.get("temp_bytes"),
+    )
+
+
 def target_of(op: Any) -> str:
     """The target of a custom call; "" for other operations."""
     if op.name != "stablehlo.custom_call":
@@ -92,12 +196,15 @@ def target_of(op: Any) -> str:
 
 
 def read_kernel(op: Any) -> KernelInfo | None:
-    """What a module tells of a kernel; None where an operation is no call of one.
+    """What is known of a kernel's call; None where an operation is no call of one.
 
     Raises:
       InputError: it is damaged.
     """
-    if target_of(op) != KERNEL_TARGET or KERNEL_ATTRIBUTE not in op.attributes:
+    target = target_of(op)
+    if target in _REGISTERED:
+        return _registered_info(op, target)
+    if target != KERNEL_TARGET or KERNEL_ATTRIBUTE not in op.attributes:
         return None
     try:
         text = str(ir.StringAttr(op.attributes[KERNEL_ATTRIBUTE]).value)
@@ -116,6 +223,22 @@ def read_kernel(op: Any) -> KernelInfo | None:
     for kind, cost in info.costs.items():
         check_cost(cost, info.sizes, kind, where)
     return info
+
+
+def _registered_info(op: Any, target: str) -> KernelInfo | None:
+    """What is registered for a custom call; None where it has arrays of other ranks."""
+    known = _REGISTERED[target]
+    operands, results = (
+        [tuple(v.type.shape) for v in values] for values in (op.operands, op.results)
+    )
+    told = [len(dims) for dims in (*known.rule.operands, *known.rule.results)]
+    if told != [len(shape) for shape in (*operands, *results)]:
+        return None
+    dtypes = [str(v.type.element_type) for v in op.operands]
+    where = f"custom call {target}"
+    return describe_call(
+        target, known.rule, known.costs, known.efficiency, operands, results, dtypes, where
+    )
 
 
 def local_sizes(

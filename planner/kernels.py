@@ -24,8 +24,13 @@ from jaxlib.mlir.dialects import stablehlo
 
 from shardwright.errors import InputError
 from shardwright.planner.kernel_check import check_shards
-from shardwright.planner.kernel_costs import Cost, check_cost, cost_expression
-from shardwright.planner.kernel_ops import KERNEL_ATTRIBUTE, KERNEL_TARGET, KernelInfo
+from shardwright.planner.kernel_costs import Cost
+from shardwright.planner.kernel_ops import (
+    KERNEL_ATTRIBUTE,
+    KERNEL_TARGET,
+    KernelInfo,
+    describe_call,
+)
 from shardwright.planner.kernel_rule import KernelRule, parse_rule
 from shardwright.planner.mlir import ir
 
@@ -211,28 +216,20 @@ class Kernel:
         Raises:
           InputError: a cost cannot be computed.
         """
-        rule, unbatched = self.rule, self._unbatched()
-        sizes = rule.sizes([a.shape for a in operands], [a.shape for a in results], self.where)
-        costs = {}
-        given = {
+        costs = {
             "flops": self.flops, "hbm_bytes": self.hbm_bytes, "temp_bytes": self.temp_bytes
         }  # fmt: skip
-        for kind, cost in given.items():
-            if cost is not None:
-                text = cost_expression(cost, unbatched, sizes, dtypes, self.where)
-                costs[kind] = " * ".join([f"({text})", *(factor for factor, _ in self.over)])
-                check_cost(costs[kind], sizes, kind, self.where)
-        return KernelInfo(
-            name=self.name,
-            sizes=sizes,
-            operands=rule.operands,
-            results=rule.results,
-            whole=tuple(sorted(rule.whole)),
-            reduction=tuple(sorted(rule.reduction)),
-            efficiency=self.efficiency,
-            flops=costs["flops"],
-            hbm_bytes=costs.get("hbm_bytes"),
-            temp_bytes=costs.get("temp_bytes"),
+        return describe_call(
+            self.name,
+            self.rule,
+            costs,
+            self.efficiency,
+            [a.shape for a in operands],
+            [a.shape for a in results],
+            dtypes,
+            self.where,
+            self._unbatched(),
+            [factor for factor, _ in self.over],
         )
 
     def _unbatched(self) -> KernelRule:

@@ -55,8 +55,8 @@ def register_rule(op_name: str, maker: RuleMaker) -> None:
 
     The rule says what XLA's partitioner does; it does not change it. XLA partitions CHLO
     operations and the custom calls that have a partitioner of their own. Of any other custom call
-    it gathers the operands, whatever is registered here: wrap the call in `sw.kernel` instead,
-    which lowers it to a `shard_map`.
+    it gathers the operands, whatever is registered here: use `sw.register_op` for those, or wrap
+    the function that makes the call in `sw.kernel`; both are lowered to a `shard_map`.
 
     Args:
       op_name: the MLIR name of the operation, or for custom calls "custom_call:TARGET".

@@ -80,12 +80,6 @@ def verify(
       ShardwrightError: the compiler failed for another reason than memory, or took too long.
     """
     program = _planned_program(plan, fn, args)
-    if plan.data.kernels and not program.kernel_calls:
-        raise InputError(
-            "the program came from a file, which does not hold the functions of its kernels",
-            where="verify",
-            do="Give the function that was planned instead of the file",
-        )
     on = parse_slice(plan.data.topology, parse_chip(plan.data.chip))
     if compiler == "tpu":
         _check_libtpu()
@@ -96,7 +90,9 @@ def verify(
     with tempfile.TemporaryDirectory(prefix="shardwright-") as made:
         folder = Path(made) if keep is None else Path(keep)
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "annotated.mlir").write_text(annotated_stablehlo(program, plan, compiler))
+        (folder / "annotated.mlir").write_text(
+            annotated_stablehlo(program, plan, compiler, keep_unknown=False)
+        )
         job = _tpu_job(plan, on) if compiler == "tpu" else _cpu_job(plan, program, args, folder)
         (folder / "job.json").write_text(json.dumps(job))
         failure = _run(folder, compiler, on.devices, time_limit_s)

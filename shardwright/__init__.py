@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from shardwright.models.flash_attention import flash_attention
     from shardwright.planner.comparison import compare
     from shardwright.planner.hand_made import evaluate
+    from shardwright.planner.kernel_ops import register_op
     from shardwright.planner.kernels import kernel
     from shardwright.planner.plan import Plan
     from shardwright.planner.planning import plan
@@ -38,6 +39,7 @@ _HOMES = {
     "flash_attention": "shardwright.models.flash_attention",
     "kernel": "shardwright.planner.kernels",
     "plan": "shardwright.planner.planning",
+    "register_op": "shardwright.planner.kernel_ops",
     "register_rule": "shardwright.planner.rules",
     "verify": "shardwright.planner.verification",
 }
@@ -57,6 +59,7 @@ __all__ = [
     "flash_attention",
     "kernel",
     "plan",
+    "register_op",
     "register_rule",
     "verify",
 ]
