@@ -12,6 +12,7 @@ from jaxlib.mlir import ir
 
 import shardwright as sw
 from shardwright.models import build
+from shardwright.planner.annotated import annotated_stablehlo
 from shardwright.planner.program import Program
 
 MESH = {"data": 2, "model": 4}
@@ -116,3 +117,27 @@ def test_damaged_names_are_refused_in_one_line(what: str) -> None:
     with pytest.raises(sw.InputError, match=r"shardwright\.program of the module is dam") as caught:
         Program.from_stablehlo(written(**DAMAGED[what]))
     assert "\n" not in str(caught.value)
+
+
+def test_kernels_are_planned_from_the_bytes_and_run() -> None:
+    def product(x: jax.Array, w: jax.Array) -> jax.Array:
+        return x @ w
+
+    kernel = sw.kernel(product, rule="m k, k n -> m n", whole="k", flops="2 * m * k * n")
+
+    def step(x: jax.Array, w: jax.Array) -> jax.Array:
+        return kernel(x, w).sum(0)
+
+    arrays = [np.random.default_rng(i).standard_normal((32, 32)).astype(np.float32) for i in (0, 1)]
+    program = Program.trace(step, *arrays)
+    sent = Program.from_stablehlo(program.to_stablehlo())
+    ours, theirs = (
+        sw.plan(p, topology="v5e:2x4", mesh=MESH).data.model_dump(
+            exclude={"solver": {"wall_time_s"}, "program": {"in_tree", "out_tree"}}
+        )
+        for p in (program, sent)
+    )
+    assert theirs == ours
+    plan = sw.plan(sent, topology="v5e:2x4", mesh=MESH)
+    np.testing.assert_allclose(plan.jit(step)(*arrays), step(*arrays), rtol=1e-4, atol=1e-4)
+    assert "sdy.sharding_constraint" in annotated_stablehlo(sent, plan)
