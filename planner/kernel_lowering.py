@@ -12,7 +12,7 @@ from itertools import count
 from typing import Any
 
 import jax
-from jax.sharding import AbstractMesh, AxisType, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, PartitionSpec, use_abstract_mesh
 from jaxlib.mlir.dialects import stablehlo
 
 from shardwright.errors import InputError
@@ -115,10 +115,11 @@ class _Bodies:
                 check_vma=False,
             )
         try:
-            lowered = jax.jit(function).trace(*call.operands)
-            module: Any = lowered.lower(lowering_platforms=(self._platform,)).compiler_ir(
-                "stablehlo"
-            )
+            # Whatever mesh the caller has set, the kernel is on the plan's.
+            with use_abstract_mesh(self._mesh):
+                traced = jax.jit(function).trace(*call.operands)
+                lowered = traced.lower(lowering_platforms=(self._platform,))
+            module: Any = lowered.compiler_ir("stablehlo")
         except Exception as error:  # whatever the kernel raises for shapes that it cannot do
             reason = next((line for line in str(error).splitlines() if line.strip()), "")
             local = "" if shardings is None else f" sharded as {_told(shardings)}"

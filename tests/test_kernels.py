@@ -228,6 +228,28 @@ def test_kernels_of_a_function_that_is_planned_again_use_the_new_plan() -> None:
         same(jax.jit(fn)(x, w), x @ w)
 
 
+@pytest.mark.parametrize("shape", [(2, 4), (4, 2)])
+def test_a_mesh_that_the_caller_has_set_does_not_matter(shape: tuple[int, int]) -> None:
+    x, w = random(16, 32), random(32, 16, seed=1)
+    plan = sw.plan(product_kernel, x, w, topology=TOPOLOGY, mesh=MESH, pinned={"[0]": P("data")})
+    mesh = Mesh(
+        np.array(jax.devices()).reshape(shape), tuple(MESH), axis_types=(AxisType.Auto,) * 2
+    )  # fmt: skip
+    with jax.set_mesh(mesh):
+        same(plan.jit(product_kernel)(x, w), x @ w)
+
+
+def test_a_kernel_may_call_another() -> None:
+    outer = sw.kernel(
+        lambda x, w: 2 * product_kernel(x, w), rule="m k, k n -> m n", reduction="k",
+        flops="2 * m * k * n", name="outer",
+    )  # fmt: skip
+    x, w = random(16, 32), random(32, 16, seed=1)
+    plan = sw.plan(outer, x, w, topology=TOPOLOGY, mesh=MESH, pinned={"[0]": P(None, "data")})
+    assert [k.name for k in plan.data.kernels] == ["outer"]
+    same(plan.jit(outer)(x, w), 2 * x @ w)
+
+
 def test_donated_state_passes_through_a_kernel() -> None:
     def step(state: jax.Array, w: jax.Array) -> jax.Array:
         return product_kernel(state, w)
