@@ -39,6 +39,8 @@ _HIDING_WEIGHTS = (0.5, 0.8, 1.0)
 _MEMORY_ROUNDS = 3
 _SEARCH_GAP = 1e-3
 _FINAL_GAP = 1e-4
+_LARGE_GAP = 2e-3
+"""For programs too large to solve as they are."""
 _LEAST_SECONDS = 2.0
 _AN_AXIS_MORE = 4.0
 """How many times as long a mesh with more axes than any before is expected to take."""
@@ -122,11 +124,13 @@ class Estimate:
 
     Attributes:
       step_s: seconds of a step.
+      weights: of gathers, by loop, with which it was found.
     """
 
     problem: ShardingProblem = field(repr=False)
     solution: Solution = field(repr=False)
     step_s: float
+    weights: dict[int, float] = field(repr=False)
 
 
 @dataclass(frozen=True)
@@ -263,10 +267,21 @@ class _Search:
         cutoff = self._worth_less_than()
         problem = self._prepared.problem(mesh, self._fixed_on(mesh))
         seconds = _FIRST_MESH_SECONDS if first else max(self._deadline - began, _LEAST_SECONDS)
-        plan_it = estimate_mesh if self._prepared.large else solve_mesh
-        outcome = plan_it(
-            self._prepared, problem, self._limit, seconds, self._seed, _SEARCH_GAP, cutoff=cutoff
-        )
+        outcome: Candidate | Estimate | Misfit | RuledOut
+        if self._prepared.large:
+            outcome = estimate_mesh(
+                problem, self._limit, seconds, self._seed, _LARGE_GAP, cutoff=cutoff
+            )
+        else:
+            outcome = solve_mesh(
+                self._prepared,
+                problem,
+                self._limit,
+                seconds,
+                self._seed,
+                _SEARCH_GAP,
+                cutoff=cutoff,
+            )
         self._took[axes] = time.monotonic() - began
         if first:
             self._deadline = time.monotonic() + self._seconds
@@ -313,9 +328,8 @@ class _Search:
                 self._limit,
                 max(self._deadline - time.monotonic(), _LEAST_SECONDS),
                 self._seed,
-                _FINAL_GAP,
-                warm=[estimate.solution.choices],
-                untie=True,
+                _LARGE_GAP,
+                estimated=estimate,
             )
             if isinstance(outcome, Candidate):
                 evaluation = outcome.evaluation
@@ -377,7 +391,7 @@ def solve_mesh(
     gap: float,
     warm: Sequence[tuple[int, ...]] = (),
     cutoff: float = math.inf,
-    untie: bool = False,
+    estimated: Estimate | None = None,
 ) -> Candidate | Misfit | RuledOut:
     """The best candidate on one mesh, or the least memory found where none fits.
 
@@ -387,13 +401,15 @@ def solve_mesh(
 
     Args:
       cutoff: seconds of a step; a mesh on which no plan takes less is ruled out.
-      untie: let the nodes of alike layers choose differently.
+      estimated: what to begin with; the nodes of alike layers may then choose differently.
     """
     deadline = time.monotonic() + time_limit_s
     best: Candidate | None = None
     least: PeakMemory | None = None
     proven = False
     weights = dict.fromkeys(problem.loops, _LEAST_WEIGHT)
+    if estimated is not None:
+        weights, warm = dict(estimated.weights), [estimated.solution.choices]
     for weight in _HIDING_WEIGHTS:
         limit = memory_limit
         for _ in range(_MEMORY_ROUNDS):
@@ -406,7 +422,7 @@ def solve_mesh(
                 gap=gap,
                 cutoff=cutoff,
                 warm_starts=warm,
-                untie=untie,
+                untie=estimated is not None,
             )
             if solution.status == "cut off":
                 return best or RuledOut(solution.bound)
@@ -426,7 +442,7 @@ def solve_mesh(
                 break
             limit = moved
         longer = _gathering_longest(problem, solution)
-        if best is None or not longer:
+        if best is None or not longer or estimated is not None:
             break
         weights.update(dict.fromkeys(longer, weight))
     if best is not None:
@@ -435,7 +451,6 @@ def solve_mesh(
 
 
 def estimate_mesh(
-    prepared: Prepared,
     problem: ShardingProblem,
     memory_limit: float,
     time_limit_s: float,
@@ -444,7 +459,6 @@ def estimate_mesh(
     cutoff: float = math.inf,
 ) -> Estimate | Misfit | RuledOut:
     """The best solution on one mesh by the integer program alone; otherwise as `solve_mesh`."""
-    del prepared
     deadline = time.monotonic() + time_limit_s
     best: Estimate | None = None
     weights = dict.fromkeys(problem.loops, _LEAST_WEIGHT)
@@ -466,7 +480,7 @@ def estimate_mesh(
             return best or Misfit(problem.peak_memory(solution.choices), proven=False)
         step_s = problem.step_seconds(solution.choices)
         if best is None or step_s < best.step_s:
-            best = Estimate(problem, solution, step_s)
+            best = Estimate(problem, solution, step_s, dict(weights))
         longer = _gathering_longest(problem, solution)
         if not longer:
             break

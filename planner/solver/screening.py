@@ -20,6 +20,7 @@ from shardwright.planner.solver.network import IntArray, Network
 
 _MOST_ENTRIES = 50_000_000
 _ITERATIONS = 20
+_ATTEMPTS = 8
 _MOVES = 40
 _HOPELESS_GAP = 0.2
 
@@ -41,25 +42,45 @@ def screen(
         return -math.inf
     arrays = to_arrays(network)
     dual = Dual(arrays)
-    dual.ascend(_ITERATIONS, incumbent.cost - network.constant)
-    bound = dual.bound + network.constant
-    if bound >= cutoff:
-        return bound
-    assert dual.best is not None
-    for start in (dual.best.choice, _known(network, arrays, incumbent)):
-        if start is not None:
-            choice = start.copy()
-            scale = 1e-3 * abs(dual.bound)
-            forest_search(arrays, choice, dual.prices.copy(), scale, _MOVES, 0, seed)
-            for found in (start, choice):
-                full = np.zeros(len(network.unary), dtype=np.int64)
-                full[arrays.nodes] = found
-                incumbent.offer(network.expand(full.tolist()))
+    bound = -math.inf
+    for attempt in range(_ATTEMPTS):
+        dual.ascend(_ITERATIONS, incumbent.cost - network.constant)
+        bound = max(bound, dual.bound + network.constant)
+        if bound >= cutoff:
+            return bound
+        assert dual.best is not None
+        starts = [dual.best.choice, None if attempt else _known(network, arrays, incumbent)]
+        for start in starts:
+            if start is not None:
+                _improve(network, arrays, dual, incumbent, start, seed + attempt)
+        if relative_gap(incumbent.cost, bound) <= gap:
+            return bound
+        if not len(network.slack):
+            # Without memory the first rounding is as good as any.
+            break
     reached = relative_gap(incumbent.cost, bound)
     if gap < reached < _HOPELESS_GAP:
         fix_by_bound(network, dual, incumbent.cost - network.constant)
         bound = max(bound, dual.bound + network.constant)
     return min(bound, incumbent.cost)
+
+
+def _improve(
+    network: Network,
+    arrays: Arrays,
+    dual: Dual,
+    incumbent: Incumbent,
+    start: IntArray,
+    seed: int,
+) -> None:
+    """Offers a start and what forests make of it."""
+    choice = start.copy()
+    scale = 1e-3 * abs(dual.bound)
+    forest_search(arrays, choice, dual.prices.copy(), scale, _MOVES, 0, seed)
+    for found in (start, choice):
+        full = np.zeros(len(network.unary), dtype=np.int64)
+        full[arrays.nodes] = found
+        incumbent.offer(network.expand(full.tolist()))
 
 
 def _known(network: Network, arrays: Arrays, incumbent: Incumbent) -> IntArray | None:

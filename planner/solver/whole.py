@@ -21,7 +21,8 @@ from shardwright.planner.solver.problem import Problem
 from shardwright.planner.solver.reductions import forbid_unsupported, reduce_memory
 from shardwright.planner.solver.solve import Solution
 
-_ITERATIONS = 5
+_ITERATIONS = 10
+_SLOW_ROUNDS = 3
 _MOVES = 20
 _NEARBY = 200
 
@@ -72,6 +73,7 @@ def _rounds(
     arrays = to_arrays(network, share=True)
     dual = Dual(arrays)
     bound = -math.inf
+    slow = 0
     while True:
         began = time.perf_counter()
         before = bound, incumbent.cost
@@ -87,7 +89,8 @@ def _rounds(
             full[arrays.nodes] = own
             incumbent.offer(network.expand(full.tolist()))
         took = time.perf_counter() - began
-        stuck = incumbent.cost == before[1] and bound - before[0] < 0.02 * (incumbent.cost - bound)
+        gained = bound - before[0] + before[1] - incumbent.cost
+        slow = slow + 1 if gained < 0.02 * (incumbent.cost - bound) else 0
         enough = relative_gap(incumbent.cost, bound) <= max(gap, PROVEN)
-        if enough or stuck or time.perf_counter() + took > deadline:
+        if enough or slow >= _SLOW_ROUNDS or time.perf_counter() + took > deadline:
             return bound
