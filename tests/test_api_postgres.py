@@ -1,9 +1,14 @@
 """The API on Postgres: the same answers as on SQLite, whatever is sent."""
 
+import contextlib
+import socket
+import threading
 from collections.abc import Iterator
+from urllib.parse import urlsplit
 
 import pytest
 from api_fixtures import PLAN, PROGRAM, App, events_of, opened_app
+from service_fixtures import free_port
 
 import shardwright as sw
 
@@ -71,6 +76,65 @@ def test_text_that_postgres_refuses_is_refused_before(app: App) -> None:
     for path in ("a\0", "\x7f"):
         body = PLAN | {"mesh": {"a": 4}, "pinned": {path: [["a"]]}}
         assert app.client.post("/v1/plans", json=body).status_code == 422
+
+
+class Cable:
+    """A connection to Postgres that can be pulled out and put back."""
+
+    def __init__(self, port: int) -> None:
+        self._target = port
+        self.port = free_port()
+        self._sockets: list[socket.socket] = []
+        self.plug()
+
+    def plug(self) -> None:
+        listener = socket.create_server(("127.0.0.1", self.port))
+        self._sockets = [listener]
+        threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
+
+    def pull(self) -> None:
+        for one in self._sockets:
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+            one.close()
+
+    def _accept(self, listener: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                near, _ = listener.accept()
+                far = socket.create_connection(("127.0.0.1", self._target))
+                self._sockets += [near, far]
+                for ends in ((near, far), (far, near)):
+                    threading.Thread(target=self._pump, args=ends, daemon=True).start()
+
+    @staticmethod
+    def _pump(source: socket.socket, sink: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                sink.sendall(data)
+            sink.shutdown(socket.SHUT_WR)
+
+
+def test_server_outlives_its_database_being_away(
+    tmp_path_factory: pytest.TempPathFactory, postgres_url: str
+) -> None:
+    place = urlsplit(postgres_url)
+    assert place.port is not None
+    cable = Cable(place.port)
+    url = postgres_url.replace(f":{place.port}/", f":{cable.port}/")
+    with opened_app(tmp_path_factory.mktemp("away"), database_url=url) as app:
+        headers = app.key("mine", owner="away")
+        made = app.submit(headers, seed=21)
+        assert app.client.get("/readyz").status_code == 200
+        cable.pull()
+        assert app.client.get("/healthz").status_code == 200
+        for path in ("/readyz", "/v1/plans", made["links"]["self"], made["links"]["events"]):
+            answer = app.client.get(path, headers=headers)
+            assert (answer.status_code, answer.json()["kind"]) == (503, "unavailable"), path
+        cable.plug()
+        assert app.client.get("/readyz").status_code == 200
+        assert app.client.get(made["links"]["self"], headers=headers).json() == made
+    cable.pull()
 
 
 def test_owners_are_apart_and_bound_by_quota(app: App) -> None:
