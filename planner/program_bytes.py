@@ -47,3 +47,13 @@ def read_program(data: bytes, where: str = "program") -> Program:
         return Program.from_stablehlo(data)
     except InputError as error:
         raise InputError(error.what, where=where, do=error.do) from None
+    except RecursionError:
+        raise
+    except (RuntimeError, ValueError, KeyError) as error:
+        # What a damaged module holds, such as names that are no UTF-8, shows anywhere.
+        reason = str(error).splitlines()[0][:200] if str(error) else ""
+        raise InputError(
+            f"the program is damaged ({type(error).__name__}: {reason})",
+            where=where,
+            do="Write it again",
+        ) from error

@@ -206,6 +206,16 @@ def test_a_task_over_its_time_is_ended(tmp_path: Path, make_task: Callable[..., 
     assert 1.0 <= took < 3.0
 
 
+def test_reading_has_a_limit_of_its_own(
+    engine: LocalEngine, make_task: Callable[..., Task], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the damaged programs that were tried, some keep MLIR busy for ever."""
+    monkeypatch.setattr("shardwright.api.jobs.worker_process._READ_SECONDS", 0.5)
+    failed = failure(run(engine, make_task(endless()))[0])
+    assert failed.kind == "time-limit"
+    assert "more than 0.5 seconds while it was at the stage 'read'" in failed.what
+
+
 def test_a_machine_without_room_for_workers_is_told_and_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -117,6 +117,13 @@ def test_truncated_artifacts_are_refused(run: Callable[..., Any], part: int) -> 
             run("inspect", {}, whole[: len(whole) * part // 10])
 
 
+def test_names_that_are_no_text_are_told_as_damage(run: Callable[..., Any]) -> None:
+    whole = Program.trace(step, *ARGS).to_stablehlo()
+    assert whole.count(b"main\0") == 1
+    with pytest.raises(InputError, match="the program is damaged"):
+        run("inspect", {}, whole.replace(b"main\0", b"m\xff\xfen\0"))
+
+
 # -- nothing uploaded runs -----------------------------------------------------------------------
 
 
@@ -232,7 +239,9 @@ def test_progress_tells_stages_meshes_and_the_best_so_far(tmp_path: Path) -> Non
     assert stages == ["read", "trace", "graph", "search", "polish", "plan", "annotate", "write"]
     assert set(done["stage_seconds"]) == set(stages)
     searching = [progress for progress in told if progress["stage"] == "search"]
-    assert [progress["meshes_tried"] for progress in searching] == list(range(len(searching)))
+    tried = [progress["meshes_tried"] for progress in searching]
+    assert tried == sorted(tried)
+    assert (tried[0], searching[0]["best_step_s"]) == (0, None)
     assert all(progress["best_step_s"] > 0 for progress in searching[1:])
     assert any(progress["gap"] is not None for progress in searching[1:])
     last = told[-1]

@@ -23,6 +23,9 @@ _LOG_TAIL = 2000
 _FAMILY_SECONDS = 1.0
 """How often it is looked for what a worker has started: that reads of every process there is."""
 _GROWTH = 1 << 30
+_READING = "read"
+_READ_SECONDS = 300.0
+"""A program of the largest size is read in one minute; a damaged one may take for ever."""
 _RAISE_MEMORY = "Make the program smaller, or have the operator raise SHARDWRIGHT_JOB_MEMORY_BYTES"
 _NO_MEMORY = ("bad_alloc", "out of memory", "Out of memory", "MemoryError", "Cannot allocate")
 
@@ -102,10 +105,13 @@ class WorkerProcess:
 
     def exceeded(self) -> Failure | None:
         """What its task has used more of than it may."""
-        if time.monotonic() - self.began > self._limits.seconds:
+        seconds = self._limits.seconds
+        if self.stage in ("", _READING):
+            seconds = min(seconds, _READ_SECONDS)
+        if time.monotonic() - self.began > seconds:
             return Failure(
                 "time-limit",
-                f"the job ran for more than {self._limits.seconds:g} seconds{self._doing}",
+                f"the job ran for more than {seconds:g} seconds{self._doing}",
                 "job",
                 "Give a smaller time_limit_s or a smaller program, or have the operator raise "
                 "SHARDWRIGHT_JOB_SECONDS",
