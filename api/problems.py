@@ -52,6 +52,12 @@ KINDS: dict[str, tuple[int, str]] = {
 """Status and title of each kind of problem."""
 
 
+ACCESS = ("unauthenticated", "forbidden", "misdirected", "rate-limited", "unavailable")
+"""What every route that needs a key may answer."""
+BODY = ("malformed", "too-large", "unsupported-media-type", "input", "queue-full")
+"""What every route that takes something in may answer besides."""
+
+
 class FieldError(BaseModel):
     """One part of a request that is wrong."""
 

@@ -17,16 +17,14 @@ from shardwright.api.facts_schemas import (
     ModelList,
     SliceFacts,
 )
-from shardwright.api.problems import problem, responses
+from shardwright.api.problems import ACCESS, problem, responses
 from shardwright.hardware_profiles import ChipProfile, chip_names, legal_slices, load_chip
 from shardwright.hardware_profiles.slices import product_name
 
 router = APIRouter(prefix="/v1", tags=["catalog"])
 
-_ACCESS = ("unauthenticated", "forbidden", "misdirected", "rate-limited", "unavailable")
 
-
-@router.get("/hardware", summary="TPU generations", responses=responses(*_ACCESS))
+@router.get("/hardware", summary="TPU generations", responses=responses(*ACCESS))
 def hardware(caller: Reader) -> HardwareList:
     """All TPU generations, oldest first."""
     return HardwareList(items=[_summary(load_chip(name)) for name in chip_names()])
@@ -35,7 +33,7 @@ def hardware(caller: Reader) -> HardwareList:
 @router.get(
     "/hardware/{chip}",
     summary="One TPU generation",
-    responses=responses(*_ACCESS, "not-found", "input"),
+    responses=responses(*ACCESS, "not-found", "input"),
 )
 def chip(
     caller: Reader,
@@ -55,7 +53,7 @@ def chip(
     return _chip(chip.lower())
 
 
-@router.get("/models", summary="Reference models", responses=responses(*_ACCESS, "input"))
+@router.get("/models", summary="Reference models", responses=responses(*ACCESS, "input"))
 def models(here: Here, caller: Reader) -> ModelList:
     """The reference models with their default options."""
     return ModelList(items=[ModelFacts.model_validate(one) for one in here.catalog.models()])

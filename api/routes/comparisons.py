@@ -9,13 +9,11 @@ from fastapi import APIRouter, Depends, Path, Response
 from shardwright.api.access import Planner, Reader
 from shardwright.api.bodies import body_schema, json_body
 from shardwright.api.context import Here
-from shardwright.api.problems import not_found, responses
+from shardwright.api.problems import ACCESS, BODY, not_found, responses
 from shardwright.api.resources import comparison_resource
 from shardwright.api.schemas import COMPARISON_ID, ComparisonRequest, ComparisonResource
 
 router = APIRouter(prefix="/v1/comparisons", tags=["comparisons"])
-
-_ACCESS = ("unauthenticated", "forbidden", "misdirected", "rate-limited", "unavailable")
 
 
 @router.post(
@@ -25,15 +23,7 @@ _ACCESS = ("unauthenticated", "forbidden", "misdirected", "rate-limited", "unava
     response_description="Accepted; each row is a plan of its own",
     responses={
         200: {"model": ComparisonResource, "description": "The same was asked before: here it is"},
-        **responses(
-            *_ACCESS,
-            "malformed",
-            "too-large",
-            "unsupported-media-type",
-            "input",
-            "quota-exceeded",
-            "queue-full",
-        ),
+        **responses(*ACCESS, *BODY, "quota-exceeded"),
     },
     openapi_extra=body_schema(ComparisonRequest),
 )
@@ -68,7 +58,7 @@ def submit(
 @router.get(
     "/{comparison_id}",
     summary="Look at a comparison",
-    responses=responses(*_ACCESS, "not-found", "input"),
+    responses=responses(*ACCESS, "not-found", "input"),
 )
 def get(
     here: Here,

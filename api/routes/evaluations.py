@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends, Path, Response
 from shardwright.api.access import Planner, Reader
 from shardwright.api.bodies import body_schema, json_body
 from shardwright.api.context import Context, Here
-from shardwright.api.problems import not_found, responses
+from shardwright.api.problems import ACCESS, BODY, not_found, responses
 from shardwright.api.resources import evaluation_resource
 from shardwright.api.routes.plans import EVENTS, LastEventId, follow
 from shardwright.api.schemas import EVALUATION_ID, EvaluationRequest, EvaluationResource
@@ -18,8 +18,7 @@ from shardwright.api.store import Job
 router = APIRouter(prefix="/v1/evaluations", tags=["evaluations"])
 
 EvaluationId = Annotated[str, Path(pattern=EVALUATION_ID, description="of an evaluation")]
-_ACCESS = ("unauthenticated", "forbidden", "misdirected", "rate-limited", "unavailable")
-_ONE = responses(*_ACCESS, "not-found", "input")
+_ONE = responses(*ACCESS, "not-found", "input")
 
 
 @router.post(
@@ -29,14 +28,7 @@ _ONE = responses(*_ACCESS, "not-found", "input")
     response_description="Accepted; follow links.events",
     responses={
         200: {"model": EvaluationResource, "description": "The same was asked before: here it is"},
-        **responses(
-            *_ACCESS,
-            "malformed",
-            "too-large",
-            "unsupported-media-type",
-            "input",
-            "queue-full",
-        ),
+        **responses(*ACCESS, *BODY),
     },
     openapi_extra=body_schema(EvaluationRequest),
 )

@@ -13,7 +13,7 @@ from starlette.concurrency import run_in_threadpool
 from shardwright.api.access import Admin
 from shardwright.api.context import Here
 from shardwright.api.facts_schemas import Health
-from shardwright.api.problems import problem, responses, unavailable
+from shardwright.api.problems import ACCESS, problem, responses, unavailable
 from shardwright.version import VERSION
 
 router = APIRouter(tags=["operations"])
@@ -52,7 +52,7 @@ async def readyz(here: Here) -> Health:
     summary="Metrics for Prometheus",
     response_class=Response,
     responses={
-        **responses("unauthenticated", "forbidden", "misdirected", "rate-limited", "unavailable"),
+        **responses(*ACCESS),
         200: {
             "description": "In the text format of Prometheus",
             "content": {"text/plain": {"schema": {"type": "string"}}},

@@ -15,7 +15,7 @@ from shardwright.api.bodies import body_schema, json_body
 from shardwright.api.catalog import checked_slice
 from shardwright.api.context import Context, Here
 from shardwright.api.events import stream
-from shardwright.api.problems import not_found, problem, responses
+from shardwright.api.problems import ACCESS, BODY, not_found, problem, responses
 from shardwright.api.resources import plan_resource
 from shardwright.api.results import Result, respond
 from shardwright.api.schemas import (
@@ -33,9 +33,8 @@ from shardwright.errors import InputError
 router = APIRouter(prefix="/v1/plans", tags=["plans"])
 
 PlanId = Annotated[str, Path(pattern=PLAN_ID, description="of a plan")]
-_ACCESS = ("unauthenticated", "forbidden", "misdirected", "rate-limited", "unavailable")
-_ONE = responses(*_ACCESS, "not-found", "input")
-_PART = responses(*_ACCESS, "not-found", "not-ready", "input")
+_ONE = responses(*ACCESS, "not-found", "input")
+_PART = responses(*ACCESS, "not-found", "not-ready", "input")
 _RETRY_S = 2
 
 
@@ -61,15 +60,7 @@ class PlanQuery(BaseModel):
     response_description="Accepted; follow links.events",
     responses={
         200: {"model": PlanResource, "description": "The same was asked before: here it is"},
-        **responses(
-            *_ACCESS,
-            "malformed",
-            "too-large",
-            "unsupported-media-type",
-            "input",
-            "quota-exceeded",
-            "queue-full",
-        ),
+        **responses(*ACCESS, *BODY, "quota-exceeded"),
     },
     openapi_extra=body_schema(PlanRequest),
 )
@@ -103,7 +94,7 @@ def submit(
 
 
 @router.get(
-    "", summary="List plans", responses=responses(*_ACCESS, "input"), response_model=PlanPage
+    "", summary="List plans", responses=responses(*ACCESS, "input"), response_model=PlanPage
 )
 def page(here: Here, caller: Reader, query: Annotated[PlanQuery, Query()]) -> PlanPage:
     """Plans of the key's owner, newest first."""

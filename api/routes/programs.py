@@ -10,14 +10,13 @@ from starlette.concurrency import run_in_threadpool
 from shardwright.api.access import Planner, Reader
 from shardwright.api.context import Here
 from shardwright.api.facts_schemas import ProgramResource
-from shardwright.api.problems import not_found, problem, responses
+from shardwright.api.problems import ACCESS, BODY, not_found, problem, responses
 from shardwright.api.resources import program_resource
 from shardwright.api.schemas import PROGRAM_ID
 from shardwright.api.uploads import receive
 
 router = APIRouter(prefix="/v1/programs", tags=["programs"])
 
-_ACCESS = ("unauthenticated", "forbidden", "misdirected", "rate-limited", "unavailable")
 _TYPES = ("application/octet-stream", "text/plain")
 _BODY: dict[str, Any] = {
     "requestBody": {
@@ -43,15 +42,7 @@ _BODY: dict[str, Any] = {
     response_description="Taken in; it is looked into by a job",
     responses={
         200: {"model": ProgramResource, "description": "This owner has uploaded it before"},
-        **responses(
-            *_ACCESS,
-            "malformed",
-            "too-large",
-            "unsupported-media-type",
-            "input",
-            "queue-full",
-            "storage-full",
-        ),
+        **responses(*ACCESS, *BODY, "storage-full"),
     },
     openapi_extra=_BODY,
 )
@@ -95,7 +86,7 @@ async def upload(
 @router.get(
     "/{program_id}",
     summary="Look at a program",
-    responses=responses(*_ACCESS, "not-found", "input"),
+    responses=responses(*ACCESS, "not-found", "input"),
 )
 def get(
     here: Here,
