@@ -223,7 +223,7 @@ class Client:
 
 
 class AsyncClient:
-    """The same for asyncio and trio; use it in an `async with` block, or close it.
+    """The same for asyncio; use it in an `async with` block, or close it.
 
     Functions are traced by the task that asks, since JAX keeps its settings by thread: where the
     event loop must not wait for that, trace a `Program` in a thread and pass it.

@@ -65,6 +65,8 @@ def error_of_answer(answer: Answer) -> ShardwrightError:
             where=answer.url,
             do="Use the address that it redirects to",
         )
+    if answer.status < 400:
+        return _foreign(answer)
     if not answer.is_problem:
         if answer.status in BUSY:
             return _busy(answer, f"the server is not available (HTTP {answer.status})", "")

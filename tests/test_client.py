@@ -408,6 +408,12 @@ def test_plan_that_ended_unheard_is_fetched(call: Any, service: Service, answer:
     assert call(service.url, make).data.topology == "v5e:2x2"
 
 
+def test_events_that_are_none_are_told(service: Service) -> None:
+    service.replies[f"GET /v1/plans/{PLAN}/events"] = [Reply(200, JSON, resource("running"))]
+    with pytest.raises(sw.ServiceError, match="not a Shardwright server"):
+        blocking(service.url, make)
+
+
 @both
 def test_server_may_restart_while_a_plan_is_followed(call: Any, service: Service) -> None:
     service.replies[f"GET /v1/plans/{PLAN}/events"].insert(
@@ -455,8 +461,7 @@ def test_interrupt_leaves_a_plan_that_others_wait_for(service: Service) -> None:
     assert f"DELETE /v1/plans/{PLAN}" not in service.asked
 
 
-@pytest.mark.parametrize("backend", ["asyncio"])
-def test_cancelled_task_cancels_the_plan(service: Service, backend: str) -> None:
+def test_cancelled_task_cancels_the_plan(service: Service) -> None:
     service.replies[f"GET /v1/plans/{PLAN}/events"] = [
         Reply(200, EVENTS, pieces=(progress(1, 1),)),
     ]
@@ -468,7 +473,7 @@ def test_cancelled_task_cancels_the_plan(service: Service, backend: str) -> None
                 await make(client, on_progress=lambda told: told.meshes_tried and scope.cancel())
             assert scope.cancelled_caught
 
-    anyio.run(run, backend=backend)
+    anyio.run(run)
     assert len(service.asked[f"DELETE /v1/plans/{PLAN}"]) == 1
 
 

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ import httpx
 import jsonschema
 import pytest
 import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from service_fixtures import bare_environment, free_port, wait_until
 
 ROOT = Path(__file__).parent.parent
@@ -117,12 +120,27 @@ def test_image_holds_nothing_but_what_the_ignore_file_lets_in() -> None:
     assert {path.split("/")[0] for paths in copied for path in paths} <= allowed | {"."}
 
 
+def _project() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
 def _packages() -> set[str]:
     """Folders that pyproject.toml installs."""
-    import tomllib
+    return set(_project()["tool"]["setuptools"]["package-dir"].values())
 
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    return set(project["tool"]["setuptools"]["package-dir"].values())
+
+def test_image_has_a_version_of_everything_that_it_installs() -> None:
+    project = _project()["project"]
+    wanted = [*project["dependencies"]]
+    for extra in ("server", "postgres", "ray"):
+        wanted += project["optional-dependencies"][extra]
+    requirements = [Requirement(text) for text in wanted]
+    lines = (DOCKER / "constraints.txt").read_text().splitlines()
+    pinned = dict(line.split("==") for line in lines if not line.startswith("#"))
+    versions = {canonicalize_name(name): version for name, version in pinned.items()}
+    for requirement in requirements:
+        if canonicalize_name(requirement.name) != "shardwright":
+            assert versions[canonicalize_name(requirement.name)] in requirement.specifier
 
 
 def test_compose_file_holds_no_secret_and_says_which_it_needs(compose: dict[str, Any]) -> None:
