@@ -185,6 +185,7 @@ class SolverModel(_Model):
     bound: float | None = Field(description="no choice costs less; None where nothing is proven")
     gap: float | None
     wall_time_s: float
+    certificate: str = Field(default="", description="what is proven and what is open, in words")
 
 
 class MeshModel(_Model):

@@ -15,6 +15,7 @@ from shardwright.cost_models.memory import memory_over_time
 from shardwright.hardware_profiles.chip import ChipProfile
 from shardwright.hardware_profiles.mesh import LogicalMesh, enumerate_meshes, meshes_for_shape
 from shardwright.hardware_profiles.slices import Slice, parse_slice
+from shardwright.planner.certificate import certificate
 from shardwright.planner.evaluation import Evaluation
 from shardwright.planner.fixed import fixed_strategies
 from shardwright.planner.flops import matrix_flops
@@ -221,6 +222,7 @@ def make_plan(
                 bound=_finite(best.solution.bound),
                 gap=_finite(best.solution.gap),
                 wall_time_s=seconds,
+                certificate=certificate(found),
             ),
             meshes_considered=[
                 MeshModel(

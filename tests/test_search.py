@@ -1,5 +1,7 @@
 """The search over meshes: its order, what it rules out, and the plans that it keeps."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -7,9 +9,11 @@ import pytest
 import shardwright as sw
 from shardwright.hardware_profiles.mesh import LogicalMesh, enumerate_meshes
 from shardwright.hardware_profiles.slices import parse_slice
+from shardwright.planner.certificate import certificate
 from shardwright.planner.mesh_order import GoodMeshes, splits
 from shardwright.planner.search import (
     Candidate,
+    Considered,
     Prepared,
     Progress,
     RuledOut,
@@ -125,3 +129,23 @@ def test_a_mesh_is_ruled_out_by_a_bound_above_the_cutoff(two_layers: Prepared) -
     ruled_out = solve_mesh(two_layers, problem, MEMORY, 60, seed=0, gap=1e-4, cutoff=0.5 * step)
     assert isinstance(ruled_out, RuledOut)
     assert 0.5 * step <= ruled_out.bound_s <= step
+
+
+def test_a_certificate_says_what_is_proven_and_what_is_open(two_layers: Prepared) -> None:
+    meshes = [SQUARE, WHOLE]
+    found = search_meshes(
+        two_layers,
+        meshes,
+        MEMORY,
+        fixed_on=lambda mesh: {},
+        time_limit_s=120,
+        seed=0,
+        on_progress=lambda progress: None,
+    )
+    told = certificate(found)
+    assert "on the mesh 4 x 4 takes less than" in told or "on the mesh 16 takes less than" in told
+    assert told.startswith("Optimal") and "Of 2 meshes: " in told
+    assert "longer time limit" not in told
+    considered = (*found.considered, Considered(SPLIT, "not tried: out of time"))
+    told = certificate(replace(found, considered=considered))
+    assert "Of 3 meshes: 1 not tried" in told and "try the other meshes" in told
