@@ -15,7 +15,7 @@ from shardwright.planner.graph import Op, OpGraph
 from shardwright.planner.liveness import Lifetime
 from shardwright.planner.mlir import PREFETCHABLE
 from shardwright.planner.narrowing import Narrowing
-from shardwright.planner.nodes import OPERATION, NodeGraph, Port, Use, is_trivial
+from shardwright.planner.nodes import GROUP, OPERATION, NodeGraph, Port, Use, is_trivial
 from shardwright.planner.partial_sums import sums_of_products
 from shardwright.planner.rules import DimFactors, Rule
 
@@ -430,18 +430,21 @@ class _Builder:
             if port is not None:
                 what = self._hold(buffer.value, port.dims, above_least=False, dtype=buffer.dtype)
                 holds.append(Hold(port.node, buffer.start, buffer.end, what))
-        shared = set()
-        for copy in self._copies:
-            shared.add(copy.value)
-            dims = tuple((d,) for d in range(len(self._graph.values[copy.value].shape)))
-            times = [use.time for use in copy.uses]
-            # Bytes beyond what the value takes anyway: only a gathered copy has its own buffer.
-            what = self._hold(copy.value, dims, above_least=True)
-            holds.append(Hold(copy.node, min(times), max(times) + 1, what))
         # Stacks that are cast before the loop are counted as what they are cast to.
         cast = {buffer.value for buffer in buffers if buffer.dtype is not None}
         carries = [carry for loop in self._graph.loops for carry in loop.carries]
         cast_inits = {carry.init for carry in carries if carry.argument in cast}
+        shared = set()
+        for copy in self._copies:
+            shared.add(copy.value)
+            if copy.value in cast_inits:
+                continue
+            dims = tuple((d,) for d in range(len(self._graph.values[copy.value].shape)))
+            times = [use.time for use in copy.uses if not self._as_given(copy.value, use)]
+            times = times or [use.time for use in copy.uses]
+            # Bytes beyond what the value takes anyway: only a gathered copy has its own buffer.
+            what = self._hold(copy.value, dims, above_least=True)
+            holds.append(Hold(copy.node, min(times), max(times) + 1, what))
         for loop in self._graph.loops:
             for carry in loop.carries:
                 port = self._nodes.producers.get(carry.argument)
@@ -457,6 +460,11 @@ class _Builder:
                     what = self._hold(value, use.port.dims, above_least=True)
                     holds.append(Hold(use.port.node, use.time, use.time + 1, what))
         return holds
+
+    def _as_given(self, value: int, use: Use) -> bool:
+        """Whether elementwise work reads an argument: as it is sharded, not gathered."""
+        elementwise = self._nodes.nodes[use.port.node].kind == GROUP
+        return elementwise and value in self._graph.arguments
 
     def _hold(
         self, value: int, dims: DimFactors, *, above_least: bool, dtype: str | None = None
