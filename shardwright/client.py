@@ -22,6 +22,14 @@ from shardwright.client_compare import CompareOptions, ask_comparison, compare_f
 from shardwright.client_errors import Answer
 from shardwright.client_events import EventParser
 from shardwright.client_exchange import Contact, Flow, Listen, Pause, Send, Step, Withdraw
+from shardwright.client_http import (
+    answer_of,
+    checked_url,
+    is_stream,
+    listening,
+    request,
+    settings,
+)
 from shardwright.client_requests import (
     EvaluateOptions,
     PlanOptions,
@@ -29,8 +37,6 @@ from shardwright.client_requests import (
     ask_plan,
 )
 from shardwright.client_resources import Job, JobPage
-from shardwright.errors import InputError
-from shardwright.version import VERSION
 
 if TYPE_CHECKING:
     from shardwright.planner.comparison import Comparison
@@ -40,10 +46,7 @@ if TYPE_CHECKING:
     from shardwright.planner.search import Progress
 
 T = TypeVar("T")
-_SILENCE_S = 60.0
-"""A stream of events that says nothing for so long, not even a comment, is broken."""
 _WITHDRAW_S = 5.0
-_EVENTS = "text/event-stream"
 
 
 class Client:
@@ -69,8 +72,8 @@ class Client:
         Raises:
           InputError: this is not the URL of a server, or the key cannot be one.
         """
-        self._contact = Contact(_checked_url(url), patience_s)
-        self._http = httpx.Client(**_settings(self._contact.url, api_key, timeout_s))
+        self._contact = Contact(checked_url(url), patience_s)
+        self._http = httpx.Client(**settings(self._contact.url, api_key, timeout_s))
 
     def plan(
         self,
@@ -208,13 +211,13 @@ class Client:
             case Listen():
                 return self._listen(step)
             case Send():
-                return _answer(self._http.send(_request(self._http, step)))
+                return answer_of(self._http.send(request(self._http, step)))
 
     def _listen(self, step: Listen) -> Answer | None:
-        with self._http.stream("GET", step.path, **_listening(step, self._http.timeout)) as events:
-            if not _is_stream(events):
+        with self._http.stream("GET", step.path, **listening(step, self._http.timeout)) as events:
+            if not is_stream(events):
                 events.read()
-                return _answer(events)
+                return answer_of(events)
             parser = EventParser()
             for text in events.iter_text():
                 if any(step.on_event(event) for event in parser.feed(text)):
@@ -238,8 +241,8 @@ class AsyncClient:
         patience_s: float = 120.0,
     ) -> None:
         """As `Client`."""
-        self._contact = Contact(_checked_url(url), patience_s)
-        self._http = httpx.AsyncClient(**_settings(self._contact.url, api_key, timeout_s))
+        self._contact = Contact(checked_url(url), patience_s)
+        self._http = httpx.AsyncClient(**settings(self._contact.url, api_key, timeout_s))
 
     async def plan(
         self,
@@ -341,14 +344,14 @@ class AsyncClient:
             case Listen():
                 return await self._listen(step)
             case Send():
-                return _answer(await self._http.send(_request(self._http, step)))
+                return answer_of(await self._http.send(request(self._http, step)))
 
     async def _listen(self, step: Listen) -> Answer | None:
-        options = _listening(step, self._http.timeout)
+        options = listening(step, self._http.timeout)
         async with self._http.stream("GET", step.path, **options) as events:
-            if not _is_stream(events):
+            if not is_stream(events):
                 await events.aread()
-                return _answer(events)
+                return answer_of(events)
             parser = EventParser()
             async for text in events.aiter_text():
                 if any(step.on_event(event) for event in parser.feed(text)):
@@ -388,56 +391,3 @@ def _page(
 ) -> Flow[JobPage]:
     filters = [("status", status), ("topology", topology), ("model", model)]
     return flows.page(contact, [*filters, ("cursor", cursor), ("limit", limit)])
-
-
-def _checked_url(url: str) -> str:
-    do = "Write it as https://planner.example.com or http://127.0.0.1:8080"
-    try:
-        parsed = httpx.URL(url)
-    except (httpx.InvalidURL, TypeError) as error:
-        reason = f"{url!r} is not the URL of a server ({error})"
-        raise InputError(reason, where="server", do=do) from None
-    if parsed.userinfo:
-        raise InputError("a user's name is in the URL", where="server", do="Give an API key")
-    extra = parsed.query or parsed.fragment or any(letter.isspace() for letter in url)
-    if parsed.scheme not in ("http", "https") or not parsed.host or extra:
-        raise InputError(f"{url!r} is not the URL of a server", where="server", do=do)
-    return str(parsed).rstrip("/")
-
-
-def _settings(url: str, api_key: str | None, timeout_s: float) -> dict[str, Any]:
-    headers = {"User-Agent": f"shardwright/{VERSION}"}
-    if api_key is not None:
-        # The key itself must not reach a log by way of the message.
-        if not api_key.isascii() or not api_key.isprintable() or not api_key.strip():
-            raise InputError(
-                "this cannot be an API key: it is empty or has characters that keys do not have",
-                where="API key",
-                do="Give it as `shardwright keys create` printed it",
-            )
-        headers["Authorization"] = f"Bearer {api_key.strip()}"
-    return {"base_url": url, "headers": headers, "timeout": timeout_s}
-
-
-def _request(http: httpx.Client | httpx.AsyncClient, step: Send) -> httpx.Request:
-    body: dict[str, Any] = {}
-    if step.content is not None:
-        body = {"content": step.content, "headers": {"Content-Type": "application/octet-stream"}}
-    elif step.json is not None:
-        body = {"json": step.json}
-    return http.build_request(step.method, step.path, params=dict(step.params) or None, **body)
-
-
-def _listening(step: Listen, timeout: httpx.Timeout) -> dict[str, Any]:
-    headers = {"Accept": _EVENTS} | ({"Last-Event-ID": step.last_id} if step.last_id else {})
-    return {"headers": headers, "timeout": httpx.Timeout(timeout.connect, read=_SILENCE_S)}
-
-
-def _is_stream(response: httpx.Response) -> bool:
-    return response.status_code == 200 and response.headers.get("content-type", "").startswith(
-        _EVENTS
-    )
-
-
-def _answer(response: httpx.Response) -> Answer:
-    return Answer(response.status_code, response.headers, response.content, str(response.url))
