@@ -231,7 +231,8 @@ def postgres_server() -> Iterator[str]:
     user: dict[str, Any] = {}
     folder = Path(tempfile.mkdtemp(prefix="shardwright-postgres-", dir="/tmp"))
     if os.geteuid() == 0:
-        account = pwd.getpwnam("postgres")
+        names = {account.pw_name: account for account in pwd.getpwall()}
+        account = names.get("postgres") or names["nobody"]
         user = {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []}
         os.chown(folder, account.pw_uid, account.pw_gid)
     port, data, log = free_port(), folder / "data", folder / "log"
