@@ -12,6 +12,7 @@ from shardwright.client_flows import PLANS, fetch_plan, post
 from shardwright.client_requests import Asked, ask_plan
 from shardwright.client_resources import ComparedSlice, progress_of
 from shardwright.client_resources import Comparison as Resource
+from shardwright.errors import ShardwrightError
 
 if TYPE_CHECKING:
     from shardwright.planner.comparison import Comparison, SliceProgress
@@ -133,7 +134,7 @@ def compare_flow(
             pause = min(1.5 * pause, _LONGEST_PAUSE_S)
             answer = yield from exchange(contact, Send("GET", f"v1/comparisons/{found.id}"))
             found = Resource.read(answer.json())
-    except Exception:
+    except ShardwrightError:
         raise
     except BaseException:
         if created:

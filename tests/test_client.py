@@ -454,6 +454,34 @@ def test_interrupt_cancels_the_plan(service: Service) -> None:
     assert len(service.asked[f"DELETE /v1/plans/{PLAN}"]) == 1
 
 
+def test_interrupt_cancels_what_is_open_of_a_comparison(service: Service) -> None:
+    other = "pln_" + "b" * 26
+    rows = [
+        {"plan": PLAN, "topology": "v5e:2x2", "status": "succeeded"},
+        {"plan": other, "topology": "v5e:2x4", "status": "running", "progress": {"stage": "graph"}},
+    ]
+    body = json.dumps({"id": "cmp_" + "a" * 26, "rows": rows})
+    service.replies["POST /v1/comparisons"] = [Reply(202, JSON, body)]
+    slices = []
+
+    def interrupt(told: Any) -> None:
+        slices.append(told.topology)
+        if told.row is None:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        blocking(
+            service.url,
+            lambda client: client.compare(
+                product, *SHAPES, topologies=["v5e:2x2", "v5e:2x4"], on_progress=interrupt
+            ),
+        )
+    assert slices == ["v5e:2x2", "v5e:2x4"]
+    assert [name for name in service.asked if name.startswith("DELETE")] == [
+        f"DELETE /v1/plans/{other}"
+    ]
+
+
 def test_interrupt_leaves_a_plan_that_others_wait_for(service: Service) -> None:
     service.replies["POST /v1/plans"] = [Reply(200, JSON, resource("running"))]
     with pytest.raises(KeyboardInterrupt):
