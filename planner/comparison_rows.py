@@ -123,7 +123,7 @@ def row_of_plan(
     on = parse_slice(plan.topology, parse_chip(plan.chip))
     estimate, chips = plan.estimate, on.chips
     step = estimate.step_time_s
-    per_hour = None if prices is None else prices.per_hour(plan.topology)
+    per_hour = None if prices is None else prices.per_hour(plan.topology, chips)
     per_step = None if per_hour is None else per_hour * step / _SECONDS_PER_HOUR
     rate = tokens_per_step / step if tokens_per_step and step else None
     steps = None

@@ -38,22 +38,26 @@ class PlanTask:
         """For another process.
 
         Pytrees and kernels may hold classes and functions that do not pickle, and planning needs
-        none: they stay here, and `with_trees` puts the trees back.
+        none: they stay here, and `with_trees` puts the trees back. A chip's profile goes as text.
         """
         bare = replace(self.program, in_tree=None, out_tree=None, kernel_calls=())
-        return Task("shardwright.planner.plan_tasks:run", replace(self, program=bare))
+        profile = None if self.chip is None else self.chip.model_dump_json()
+        payload = (replace(self, program=bare, chip=None), profile)
+        return Task("shardwright.planner.plan_tasks:run", payload)
 
 
-def run(task: PlanTask, report: Callable[[Progress], None]) -> PlanModel:
-    """Plans.
+def run(payload: tuple[PlanTask, str | None], report: Callable[[Progress], None]) -> PlanModel:
+    """Plans in a worker what `PlanTask.as_task` sent.
 
     Raises:
       ShardwrightError: as `plan` does.
     """
     from jax.sharding import PartitionSpec
 
+    from shardwright.hardware_profiles.chip import parse_chip
     from shardwright.planner.planning import plan
 
+    task, profile = payload
     return plan(
         task.program,
         topology=task.topology,
@@ -63,7 +67,7 @@ def run(task: PlanTask, report: Callable[[Progress], None]) -> PlanModel:
         time_limit_s=task.time_limit_s,
         seed=task.seed,
         model_flops=task.model_flops,
-        chip=task.chip,
+        chip=None if profile is None else parse_chip(profile),
         name=task.name,
         tokens_per_step=task.tokens_per_step,
         on_progress=report,

@@ -36,16 +36,19 @@ class Prices(BaseModel):
     as_of: date | None = None
     source: str = ""
 
-    def per_hour(self, topology: str) -> float | None:
+    def per_hour(self, topology: str, chips: int | None = None) -> float | None:
         """Price of a whole slice for an hour; None where its generation has none.
 
         Args:
           topology: a slice; "2*v5e:16x16" has the price of its chips.
+          chips: how many it has; needed where its generation is not a bundled one.
         """
         single = topology.partition("*")[2] or topology
         generation = single.partition(":")[0]
         per_chip = self.chip_hour.get(single, self.chip_hour.get(generation))
-        return None if per_chip is None else per_chip * parse_slice(topology).chips
+        if per_chip is None:
+            return None
+        return per_chip * (parse_slice(topology).chips if chips is None else chips)
 
 
 def load_prices(path: str | Path) -> Prices:

@@ -144,7 +144,11 @@ def run_tasks(
         while (position := next_task()) is not None:
             events.put(("progress", position, None))
             told = functools.partial(_put, events, "progress", position)
-            events.put(("result", position, child.run(tasks[position], told)))
+            try:
+                result = child.run(tasks[position], told)
+            except Exception as error:  # such as a payload that cannot be pickled
+                result = failure_of(error)
+            events.put(("result", position, result))
 
     threads = [threading.Thread(target=serve, args=(c,), daemon=True) for c in children]
     try:

@@ -13,6 +13,8 @@ import pytest
 import shardwright as sw
 from shardwright.cli import main
 from shardwright.cli_inputs import load_target
+from shardwright.hardware_profiles import load_chip, parse_chip
+from shardwright.planner.prices import Prices
 from shardwright.planner.workers import Failure, Task, run_tasks
 
 ROWS = 8192
@@ -108,6 +110,23 @@ def test_a_script_needs_no_main_guard(tmp_path):
     assert found.stdout == "rows 1\n"
 
 
+def test_a_chip_of_the_users_own_is_planned_and_priced():
+    own = load_chip("v5e").model_copy(update={"name": "mine"})
+    own = parse_chip(own.model_dump(mode="json"))
+    made = sw.compare(
+        step,
+        *ARGUMENTS,
+        topologies=["mine:2x2", "v5e:2x2"],
+        chip=own,
+        prices=Prices(chip_hour={"mine": 2.0, "v5e": 1.0}),
+        time_limit_s=1,
+    )
+    mine, bundled = made.rows
+    assert mine.step_time_s == pytest.approx(bundled.step_time_s)
+    assert mine.cost_per_step == pytest.approx(2 * bundled.cost_per_step)
+    assert made.data.winners.cost == "v5e:2x2"
+
+
 # -- the processes that plan ---------------------------------------------------------------------
 
 
@@ -153,6 +172,16 @@ def test_a_process_that_dies_fails_its_own_task_only(monkeypatch, tmp_path):
     assert found[1].kind == "crashed"
     assert "signal 9" in found[1].what
     assert (3, 3) in seen
+
+
+def test_a_payload_that_does_not_pickle_fails_its_own_task_only(monkeypatch, tmp_path):
+    (tmp_path / "sizer.py").write_text("def work(n, report):\n    return str(n)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    tasks = [Task("sizer:work", lambda: 0), Task("sizer:work", 1)]
+    found = dict(run_tasks(tasks, workers=1))
+    assert found[0].kind == "internal"
+    assert "pickle" in found[0].what
+    assert found[1] == "1"
 
 
 def test_prints_of_a_task_do_not_harm_its_result(monkeypatch, tmp_path):
