@@ -92,6 +92,7 @@ class Changes:
         self._sliced: list[int] = []
         self._tables: dict[Dims, IntArray] = {}
         self._large: dict[int, IntArray] = {}
+        self._sliced_array = np.zeros(0, dtype=np.int64)
         self._padded = np.zeros((0, 1), dtype=np.int64)
         self._padded_divisors = np.zeros((0, 2 * len(sizes)), dtype=np.int64)
 
@@ -100,7 +101,7 @@ class Changes:
 
         All at once, since asking many things together takes little longer than asking one.
         """
-        questions = [self._new_pairs(*each) for each in wanted]
+        questions = [new for each in wanted if len((new := self._new_pairs(*each))[1])]
         self._ask_of_large_tensors(questions)
         uneven = [self._settle(shape, pairs) for shape, pairs in questions]
         self._number([pattern for _, real, _ in uneven for pattern in real])
@@ -138,7 +139,9 @@ class Changes:
 
     def sliced(self) -> IntArray:
         """A bit mask of the axes that every answer begins by slicing over, shape (answers,)."""
-        return np.array(self._sliced, dtype=np.int64)
+        if len(self._sliced_array) != len(self._sliced):
+            self._sliced_array = np.array(self._sliced, dtype=np.int64)
+        return self._sliced_array
 
     def answers(self, patterns: Sequence[Pattern]) -> list[Answer]:
         """Shardy's answers to patterns of change."""
@@ -154,8 +157,9 @@ class Changes:
     def _new_pairs(self, shape: Dims, before: IntArray, after: IntArray) -> tuple[Dims, IntArray]:
         """The pairs of codes not known yet, as places in the flat table."""
         table = self._table(shape)
+        before, after = np.unique(before), np.unique(after)
         row, column = np.nonzero(table[np.ix_(before, after)] < 0)
-        return shape, np.unique(before[row] * len(table) + after[column])
+        return shape, before[row] * len(table) + after[column]
 
     def _ask_of_large_tensors(self, questions: Sequence[tuple[Dims, IntArray]]) -> None:
         by_rank: dict[int, list[IntArray]] = {}
@@ -303,6 +307,7 @@ def _moving_axes(pattern: Pattern) -> tuple[int, ...]:
     return tuple(a for a in range(len(digits) // 2) if digits[2 * a] >= 0 or digits[2 * a + 1] >= 0)
 
 
+@lru_cache(maxsize=4096)
 def _holds(sizes: tuple[int, ...], shape: Dims) -> NDArray[np.bool_]:
     """Which sharding codes leave every shard of a tensor an element."""
     digits = sharding_digits(len(sizes), len(shape))
