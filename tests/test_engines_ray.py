@@ -15,6 +15,7 @@ from service_fixtures import child, wait_until
 from shardwright.api.jobs.dispatcher import Dispatcher
 from shardwright.api.jobs.engine import Failed, Limits, Progressed, Report, Succeeded, Task
 from shardwright.api.jobs.ray_engine import RayEngine
+from shardwright.api.jobs.ray_process import RayProcess
 from shardwright.api.settings import load_settings
 from shardwright.api.store import Store
 from shardwright.errors import InputError
@@ -139,7 +140,7 @@ def submit_and_wait(
 def test_a_plan_is_made_on_the_cluster_and_its_files_come_back(
     ray_address: str, store: Store, tmp_path: Path
 ) -> None:
-    dispatcher = Dispatcher(store, RayEngine(1, LIMITS, ray_address), tmp_path)
+    dispatcher = Dispatcher(store, RayProcess(1, LIMITS, ray_address), tmp_path)
     dispatcher.start()
     try:
         job = submit_and_wait(store, dispatcher)
@@ -159,7 +160,7 @@ def test_a_job_whose_machine_is_lost_runs_again_elsewhere(
     ray_address: str, store: Store, tmp_path: Path
 ) -> None:
     others = set(slots_of(ray_address))
-    dispatcher = Dispatcher(store, RayEngine(1, LIMITS, ray_address), tmp_path)
+    dispatcher = Dispatcher(store, RayProcess(1, LIMITS, ray_address), tmp_path)
     dispatcher.start()
 
     def lose() -> None:
@@ -173,11 +174,36 @@ def test_a_job_whose_machine_is_lost_runs_again_elsewhere(
         dispatcher.stop()
 
 
+def test_the_server_outlives_its_connection_to_the_cluster(
+    ray_address: str, store: Store, tmp_path: Path
+) -> None:
+    """Ray ends the process that is connected where its cluster is gone for a minute."""
+    engine = RayProcess(1, LIMITS, ray_address)
+    dispatcher = Dispatcher(store, engine, tmp_path)
+    dispatcher.start()
+
+    def lose() -> None:
+        (connected,) = (
+            process
+            for process in psutil.Process().children()
+            if "shardwright.api.jobs.ray_driver" in process.cmdline()
+        )
+        connected.kill()
+        wait_until(lambda: engine.trouble() != "", lambda: "it is not noticed")
+
+    try:
+        job = submit_and_wait(store, dispatcher, lose)
+        assert (job.status, job.attempts) == ("succeeded", 2), job.error
+        assert dispatcher.trouble() == ""
+    finally:
+        dispatcher.stop()
+
+
 _SERVER = """
 import sys
 from shardwright.api.jobs.engine import Limits
-from shardwright.api.jobs.ray_engine import RayEngine
-engine = RayEngine(1, Limits(768 << 20, 60.0), sys.argv[1])
+from shardwright.api.jobs.ray_process import RayProcess
+engine = RayProcess(1, Limits(768 << 20, 60.0), sys.argv[1])
 engine.start()
 while not engine.free():
     engine.poll(1.0)

@@ -55,16 +55,10 @@ class RayEngine:
         """Connects to the cluster and asks for slots.
 
         Raises:
-          InputError: Ray is not installed, or its cluster is not there.
+          InputError: the cluster is not there.
         """
-        try:
-            import ray
-        except ImportError:
-            raise InputError(
-                "Ray is not installed",
-                where="SHARDWRIGHT_ENGINE",
-                do="Install shardwright[server,ray], or set it to local",
-            ) from None
+        import ray
+
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         try:
             ray.init(

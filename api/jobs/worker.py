@@ -31,7 +31,7 @@ _NICENESS = 10
 def main() -> None:
     """Runs tasks until the other side of the channel is closed."""
     descriptor, parent = map(int, sys.argv[1:3])
-    _end_with(parent)
+    end_with(parent)
     _be_modest()
     connection = Connection(descriptor)
     # What libraries print goes to the log.
@@ -91,7 +91,7 @@ def _failed(kind: str, what: str, where: str, do: str) -> dict[str, Any]:
     return {"failed": {"kind": kind, "what": what, "where": where, "do": do}}
 
 
-def _end_with(parent: int) -> None:
+def end_with(parent: int) -> None:
     """Has the system kill this process when the one that started it ends."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
