@@ -35,7 +35,7 @@ from shardwright.planner.tied import solve_weighed
 _LEAST_WEIGHT = 1e-3
 """Of gathers against the compute that they hide behind: among plans of equal steps, that with less
 to gather is taken, and a bound of the integer program is at most this much below the step."""
-_HIDING_WEIGHTS = (0.5, 0.8, 1.0)
+_HIDING_WEIGHTS = (0.05, 0.3, 1.0)
 _MEMORY_ROUNDS = 3
 _SEARCH_GAP = 1e-3
 _FINAL_GAP = 1e-4
@@ -107,7 +107,11 @@ class Progress:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A solution on one mesh, partitioned and priced."""
+    """A solution on one mesh, partitioned and priced.
+
+    Attributes:
+      bound_s: no plan on the mesh takes less by the integer program; -inf where nothing is proven.
+    """
 
     problem: ShardingProblem = field(repr=False)
     solution: Solution = field(repr=False)
@@ -116,6 +120,7 @@ class Candidate:
     evaluation: Evaluation = field(repr=False)
     in_shardings: tuple[DimAxes, ...] = field(repr=False)
     out_shardings: tuple[DimAxes, ...] = field(repr=False)
+    bound_s: float = -math.inf
 
 
 @dataclass(frozen=True)
@@ -407,6 +412,7 @@ def solve_mesh(
     best: Candidate | None = None
     least: PeakMemory | None = None
     proven = False
+    bound = -math.inf
     weights = dict.fromkeys(problem.loops, _LEAST_WEIGHT)
     if estimated is not None:
         weights, warm = dict(estimated.weights), [estimated.solution.choices]
@@ -424,8 +430,11 @@ def solve_mesh(
                 warm_starts=warm,
                 untie=estimated is not None,
             )
+            if limit >= memory_limit:
+                # For any weights, what the integer program cannot undercut, no step can.
+                bound = max(bound, solution.bound)
             if solution.status == "cut off":
-                return best or RuledOut(solution.bound)
+                return RuledOut(solution.bound) if best is None else replace(best, bound_s=bound)
             candidate = evaluate_choices(prepared, problem, solution)
             peak = candidate.evaluation.peak
             proven = solution.bound == float("inf")
@@ -446,7 +455,7 @@ def solve_mesh(
             break
         weights.update(dict.fromkeys(longer, weight))
     if best is not None:
-        return best
+        return replace(best, bound_s=bound)
     return Misfit(least or peak, proven)
 
 
