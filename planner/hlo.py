@@ -30,6 +30,9 @@ _MODULE_ALIASES = re.compile(r"^HloModule .*?input_output_alias=\{(.*?\)) ?\}", 
 _INDEX_COMMENT = re.compile(r"/\*index=\d+\*/")
 _MISSING_TYPES = ("token", "opaque")
 
+_NO_ESTIMATE = 2**63 - 1
+"""What the compiler writes for kernels that its cost model does not know."""
+
 HBM = 0
 """Memory space of arrays whose layout names none."""
 
@@ -75,9 +78,10 @@ class Instruction:
 
     @property
     def estimated_cycles(self) -> int | None:
-        """The compiler's own estimate of a kernel's cycles."""
+        """The compiler's own estimate of a kernel's cycles; None where it has none."""
         found = _CYCLES.search(self.text)
-        return int(found[1]) if found else None
+        cycles = int(found[1]) if found else _NO_ESTIMATE
+        return cycles if cycles < _NO_ESTIMATE else None
 
     @property
     def called(self) -> tuple[str, ...]:

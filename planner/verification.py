@@ -130,7 +130,7 @@ def verification(plan: Plan, hlo: str, result: dict[str, Any], compiler: Compile
             OutputComparison(path=path, difference=difference)
             for path, difference in zip(paths, differences, strict=bool(differences))
         ],
-        notes=[*explain(rows, memory), *_together(found)],
+        notes=[*explain(rows, memory), *_together(found), *_unknown_kernels(module)],
     )
 
 
@@ -184,6 +184,16 @@ def _compute_seconds(plan: Plan, module: HloModule) -> float:
         for line in lines
     )
     return cycles / parse_chip(plan.data.chip).clock_hz.value
+
+
+def _unknown_kernels(module: HloModule) -> list[str]:
+    """Kernels that the compiler says no cycles of, though it has an entry for them."""
+    unknown = sum(
+        line.estimated_cycles is None and '"estimated_cycles"' in line.text
+        for lines in module.computations.values()
+        for line in lines
+    )
+    return [f"the compiler estimates no cycles for {unknown} kernels"] if unknown else []
 
 
 def _together(found: Sequence[CompiledCollective]) -> list[str]:

@@ -175,3 +175,14 @@ def test_peak_counts_what_is_alive_together_in_hbm() -> None:
     assert peak.nbytes == 4096 + 16384 + 32768
     assert [b.name for b in peak.buffers] == ["async-collective-start", "arguments"]
     assert peak.buffers[0].array == "f32[64,128]"
+
+
+def test_kernel_that_the_compiler_does_not_know_has_no_cycles() -> None:
+    line = (
+        '  ROOT %a = f32[4] constant(0), backend_config={"estimated_cycles":"9223372036854775807"}'
+    )
+    (known, unknown) = (
+        parse_hlo(f"ENTRY %main () -> f32[4] {{\n{text}\n}}\n").computations["main"][0]
+        for text in (line.replace("9223372036854775807", "120"), line)
+    )
+    assert (known.estimated_cycles, unknown.estimated_cycles) == (120, None)
