@@ -30,6 +30,7 @@ from shardwright.api.store.records import Claim, Job
 from shardwright.api.store.store import Store
 
 _log = logging.getLogger(__name__)
+_STOP_SECONDS = 15.0
 _LOOK_SECONDS = 1.0
 """How often the store is looked at for jobs and cancellations that other servers wrote."""
 _PROGRESS_SECONDS = 0.5
@@ -106,7 +107,8 @@ class Dispatcher:
         self._stopping.set()
         self._engine.wake()
         if self._thread.ident is not None:
-            self._thread.join()
+            # An engine that waits for its cluster cannot be interrupted, and has no jobs yet.
+            self._thread.join(_STOP_SECONDS)
 
     def trouble(self) -> str:
         """Why jobs do not run, in one line for the operator; empty where all is well."""
