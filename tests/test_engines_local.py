@@ -186,7 +186,8 @@ def test_a_worker_knows_no_secrets_of_the_server(
     engine = LocalEngine(1, Limits(MEMORY, 60.0), tmp_path)
     engine.start()
     (pid,) = engine.pids
-    environment = psutil.Process(pid).environ()
+    while not (environment := psutil.Process(pid).environ()):
+        time.sleep(0.01)  # it is there a moment after the process
     engine.stop()
     assert environment["JAX_PLATFORMS"] == "cpu"
     assert "hunter2" not in str(environment)
