@@ -142,7 +142,8 @@ def _run(app: Any, listener: socket.socket) -> None:
 
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:
             super().handle_exit(sig, frame)
-            app.state.context.hub.end_streams_soon()
+            if self.started:
+                app.state.context.hub.end_streams_soon()
 
     config = uvicorn.Config(
         app,
