@@ -16,6 +16,9 @@ import numpy as np
 from shardwright.planner.solver.network import IntArray
 from shardwright.planner.solver.problem import CostArray, Edge, MemoryTerm, Problem
 
+_PASSES = 4
+"""Forward and backward passes repeat at distances of their own."""
+
 
 @dataclass(frozen=True)
 class Tied:
@@ -113,7 +116,7 @@ def _memory(
     base = problem.base_memory
     if base is None:
         points = _fullest_moments(starts, ends)
-        counts = _undominated(_counts(starts, ends, kind_of, len(usages), points))
+        counts = _undominated(_ends_of_runs(_counts(starts, ends, kind_of, len(usages), points)))
     else:
         points = np.arange(problem.horizon)
         base = np.concatenate([base, np.zeros(problem.horizon - len(base), dtype=base.dtype)])
@@ -150,6 +153,40 @@ def _counts(
     np.add.at(steps, (np.searchsorted(points, ends, side="left"), kind_of), -1)
     counts: IntArray = np.cumsum(steps, axis=0)[:-1]
     return counts
+
+
+def _ends_of_runs(counts: IntArray) -> IntArray:
+    """Leaves out rows between two others that hold at least twice as much of everything together.
+
+    From one of many equal parts to the next the counts change by the same amounts, so that what is
+    held at the same place in each of them lies between what is held there in the first and last.
+    Whatever is chosen, one of those two then holds at least as much.
+    """
+    for _ in range(_PASSES):
+        period = _period(counts)
+        if period is None:
+            break
+        before, after = counts[: -2 * period], counts[2 * period :]
+        keep = np.ones(len(counts), dtype=bool)
+        keep[period:-period] = (2 * counts[period:-period] > before + after).any(axis=1)
+        if keep.all():
+            break
+        counts = counts[keep]
+    return counts
+
+
+def _period(counts: IntArray) -> int | None:
+    """The commonest distance between equal changes from row to row, if there are any."""
+    if len(counts) < 3:
+        return None
+    _, change = np.unique(np.diff(counts, axis=0), axis=0, return_inverse=True)
+    order = np.argsort(change, kind="stable")
+    again = change[order][1:] == change[order][:-1]
+    distances = np.diff(order)[again]
+    if not len(distances):
+        return None
+    period = int(np.bincount(distances).argmax())
+    return period if 2 * period < len(counts) else None
 
 
 def _undominated(counts: IntArray) -> IntArray:
