@@ -86,7 +86,7 @@ class Dispatcher:
         self._running: dict[str, _Running] = {}
         self._scratch = scratch
         self._reports: collections.deque[Report] = collections.deque()
-        self._start_trouble = ""
+        self._start_trouble = "the engine is starting"
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="dispatcher", daemon=True)
         self._healthy_at = 0.0
@@ -115,7 +115,7 @@ class Dispatcher:
         if not self._thread.is_alive():
             return "the dispatcher has ended"
         if self._start_trouble:
-            return f"the engine does not start: {self._start_trouble}"
+            return self._start_trouble
         if time.monotonic() - self._healthy_at > self._lease_s:
             return "the dispatcher cannot reach the store"
         return self._engine.trouble()
@@ -141,7 +141,8 @@ class Dispatcher:
                 return
             except Exception as error:  # a cluster that is not there yet, say
                 _log.exception("the engine does not start and is started again")
-                self._start_trouble = str(error).splitlines()[0] if str(error) else repr(error)
+                reason = str(error).splitlines()[0] if str(error) else repr(error)
+                self._start_trouble = f"the engine does not start: {reason}"
                 self._stopping.wait(_START_AGAIN_SECONDS)
 
     def _step(self) -> None:

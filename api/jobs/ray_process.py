@@ -77,6 +77,7 @@ class RayProcess:
                 start_new_session=True,
             )
         self._sent, self._news = 0, News(0, 0, "")
+        self._trouble = self._trouble or "the Ray cluster is being connected to"
         self._connection.send(self._arguments)
 
     def free(self) -> int:
