@@ -24,7 +24,8 @@ def init_convolution(
     Source: He et al., Delving Deep into Rectifiers (2015), equation 10.
     """
     deviation = (2 / (prod(space) * channels)) ** 0.5
-    return deviation * jax.random.normal(key, (*space, channels, filters), dtype)
+    kernel: jax.Array = deviation * jax.random.normal(key, (*space, channels, filters), dtype)
+    return kernel
 
 
 def convolve(x: jax.Array, kernel: jax.Array, stride: int = 1) -> jax.Array:
@@ -51,10 +52,9 @@ def _layout(dims: int) -> tuple[str, str, str]:
 def max_pool(x: jax.Array, window: int, stride: int) -> jax.Array:
     """The greatest of each window of space, which keeps its size over the stride."""
     dims = x.ndim - 2
-    return lax.reduce_window(
-        x, -jnp.inf, lax.max,
-        (1, *(window,) * dims, 1), (1, *(stride,) * dims, 1), "SAME",
-    )  # fmt: skip
+    windows, strides = (1, *(window,) * dims, 1), (1, *(stride,) * dims, 1)
+    pooled: jax.Array = lax.reduce_window(x, -jnp.inf, lax.max, windows, strides, "SAME")
+    return pooled
 
 
 def init_batch_norm(filters: int, dtype: str, scale: float = 1.0) -> PyTree:

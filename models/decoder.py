@@ -6,7 +6,7 @@ constant grows with the sequence.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -88,9 +88,9 @@ def init_feed_forward(options: DecoderOptions, width: int, key: jax.Array) -> Py
 def _init_projections(
     options: DecoderOptions,
     key: jax.Array,
-    shapes: dict[str, tuple[int, ...]],
+    shapes: Mapping[str, tuple[int, ...]],
     into_residual: str,
-    bias_shapes: dict[str, tuple[int, ...]],
+    bias_shapes: Mapping[str, tuple[int, ...]],
 ) -> PyTree:
     keys = jax.random.split(key, len(shapes))
     weights = {

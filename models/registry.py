@@ -88,18 +88,22 @@ def build(name: str, **options: Any) -> ReferenceModel:
 def _assemble(name: str, module: Any, options: TrainOptions) -> ReferenceModel:
     import jax
 
-    from shardwright.models.training import make_init, make_train_step, without_statistics
+    from shardwright.models.training import (
+        Loss,
+        make_init,
+        make_train_step,
+        without_statistics,
+    )
 
     loss = functools.partial(module.loss, options)
-    if not isinstance(options, ImageOptions):
-        loss = without_statistics(loss)
+    stateful: Loss = loss if isinstance(options, ImageOptions) else without_statistics(loss)
     init = make_init(functools.partial(module.init_params, options), options)
     make_batch = functools.partial(module.make_batch, options)
     state, batch = (jax.eval_shape(make, jax.random.key(0)) for make in (init, make_batch))
     return ReferenceModel(
         name=name,
         options=options,
-        train_step=make_train_step(loss, options),
+        train_step=make_train_step(stateful, options),
         example_args=(state, batch),
         donate_argnums=(0,),
         init=lambda seed: jax.jit(init)(jax.random.key(seed)),

@@ -108,7 +108,9 @@ def make_batch(options: UNetOptions, key: jax.Array) -> Batch:
 
 def model_flops(options: UNetOptions) -> int:
     """FLOPs of a step's convolutions: three times those of a forward pass."""
-    dims, taps, macs = options.dimensions, 3**options.dimensions, 0
+    dims: int = options.dimensions
+    taps = 3**dims
+    macs: int = 0
     channels = options.channels
     bottom = len(options.filters) - 1
     for level, (first, second) in enumerate(options.filters):
