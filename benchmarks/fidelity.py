@@ -133,7 +133,8 @@ def run(case: Case, folder: Path, *, plan_again: bool) -> Verification:
         plan.save(kept)
     program = in_mesh(case.mesh, lambda: Program.trace(fn, *args, donate_argnums=donated))
     plan = priced_again(plan, program)
-    key = hashlib.sha256(_without_locations(program, plan).encode()).hexdigest()
+    compiled = _without_locations(program, plan) + json.dumps(plan.compiler_options)
+    key = hashlib.sha256(compiled.encode()).hexdigest()
     if not (folder / "key").exists() or (folder / "key").read_text() != key:
         verification.verify(plan, program, keep=folder)
         (folder / "key").write_text(key)
