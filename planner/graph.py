@@ -151,6 +151,7 @@ class OpGraph:
       arguments: value ids of main's arguments in order.
       argument_names: their paths in the pytree.
       results: value ids of main's results in order.
+      argument_inner_dims, result_inner_dims: how many of their last dimensions cannot be sharded.
       aliases: result position -> argument position.
     """
 
@@ -161,6 +162,8 @@ class OpGraph:
     arguments: tuple[int, ...] = field(repr=False)
     argument_names: tuple[str, ...] = field(repr=False)
     results: tuple[int, ...] = field(repr=False)
+    argument_inner_dims: tuple[int, ...] = field(repr=False)
+    result_inner_dims: tuple[int, ...] = field(repr=False)
     aliases: dict[int, int] = field(repr=False)
 
     def uses(self) -> dict[int, list[int]]:
@@ -282,6 +285,8 @@ class _Reader:
             joins=tuple(self._joins),
             arguments=arguments,
             argument_names=tuple(tensor.path for tensor in program.inputs),
+            argument_inner_dims=tuple(tensor.inner_dims for tensor in program.inputs),
+            result_inner_dims=tuple(tensor.inner_dims for tensor in program.outputs),
             results=results,
             aliases=program.aliases,
         )

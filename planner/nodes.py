@@ -346,10 +346,14 @@ class _Builder:
         use = Use(Port(node, value, dims), op, operand, trips, time)
         self._uses.setdefault(value, []).append(use)
 
-    def _whole_value_node(self, kind: str, value: int, label: str, exact: bool = False) -> int:
-        """A node whose factors are the dimensions of one value."""
-        sizes = [s for s in self._graph.values[value].shape if s > 1]
-        return self._add_node(kind, sizes, label, exact=exact)
+    def _whole_value_node(
+        self, kind: str, value: int, label: str, exact: bool = False, inner_dims: int = 0
+    ) -> int:
+        """A node whose factors are the dimensions of one value; the inner ones stay whole."""
+        shape = self._graph.values[value].shape
+        sizes = [s for s in shape if s > 1]
+        outer = sum(s > 1 for s in shape[: len(shape) - inner_dims])
+        return self._add_node(kind, sizes, label, exact=exact, shardable=frozenset(range(outer)))
 
     def _whole_dims(self, value: int) -> DimFactors:
         return whole_dims(self._graph.values[value].shape)
@@ -408,7 +412,11 @@ class _Builder:
         nodes = []
         for k, value in enumerate(self._graph.arguments):
             node = self._whole_value_node(
-                ARGUMENT, value, self._graph.argument_names[k], exact=True
+                ARGUMENT,
+                value,
+                self._graph.argument_names[k],
+                exact=True,
+                inner_dims=self._graph.argument_inner_dims[k],
             )
             self._producers[value] = Port(node, value, self._whole_dims(value))
             nodes.append(node)
@@ -420,7 +428,8 @@ class _Builder:
         for k, value in enumerate(self._graph.results):
             aliased = self._graph.aliases.get(k)
             if aliased is None:
-                node = self._whole_value_node(RESULT, value, f"result {k}", exact=True)
+                inner = self._graph.result_inner_dims[k]
+                node = self._whole_value_node(RESULT, value, f"result {k}", True, inner)
             else:
                 node = argument_nodes[aliased]
             nodes.append(node)

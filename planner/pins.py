@@ -61,9 +61,10 @@ def dim_axes_of(
       InputError: it has too many entries, names an unknown axis or one twice, or does not divide.
     """
     entries = tuple(spec)
-    if len(entries) > len(tensor.shape):
+    dimensions = len(tensor.shape) - tensor.inner_dims
+    if len(entries) > dimensions:
         raise InputError(
-            f"{spec} has {len(entries)} entries and the tensor {len(tensor.shape)} dimensions",
+            f"{spec} has {len(entries)} entries and the tensor {dimensions} dimensions",
             where=where,
             do="Give at most one entry a dimension",
         )

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
 from jax import export as jax_export
 from jax._src.config import traceback_in_locations_limit
 from jax.sharding import AbstractMesh, AxisType, use_abstract_mesh
@@ -33,11 +34,19 @@ _EXPORT_HELP = "Pass the bytes that jax.export's Exported.serialize() returned"
 
 @dataclass(frozen=True)
 class Tensor:
-    """One input or output: its path in the pytree, its shape and its StableHLO element type."""
+    """One input or output of a program.
+
+    Attributes:
+      path: in the pytree.
+      dtype: its StableHLO element type.
+      inner_dims: dimensions at the end of the shape that no sharding can name: those of the data
+        of a random key, which is one element to JAX.
+    """
 
     path: str
     shape: tuple[int, ...]
     dtype: str
+    inner_dims: int = 0
 
 
 @dataclass(frozen=True)
@@ -88,6 +97,8 @@ class Program:
             in_paths=[tensor.path for tensor in self.inputs],
             out_paths=[tensor.path for tensor in self.outputs],
             donate_argnums=list(self.donate_argnums),
+            in_inner_dims={t.path: t.inner_dims for t in self.inputs if t.inner_dims},
+            out_inner_dims={t.path: t.inner_dims for t in self.outputs if t.inner_dims},
         )
         with self.module() as module:
             return write_names(module, names)
@@ -115,6 +126,8 @@ class Program:
             name=function_name(fn),
             in_paths=_paths(args),
             out_paths=_paths(lowered.out_info),
+            in_inner_dims=_inner_dims(args),
+            out_inner_dims=_inner_dims(lowered.out_info),
             in_tree=jax.tree.structure(args),
             out_tree=jax.tree.structure(lowered.out_info),
             donate_argnums=donated,
@@ -165,6 +178,8 @@ class Program:
             name=exported.fun_name,
             in_paths=[paths[i] for i in kept],
             out_paths=_paths(results),
+            in_inner_dims=_inner_dims(args),
+            out_inner_dims=_inner_dims(results),
             in_tree=jax.tree.structure(args) if len(kept) == len(paths) else None,
             out_tree=exported.out_tree,
         )
@@ -296,12 +311,23 @@ def _paths(tree: Any) -> list[str]:
     return [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
 
 
+def _inner_dims(tree: Any) -> dict[str, int]:
+    """Path of each random key of a tree -> dimensions of the data of one."""
+    return {
+        jax.tree_util.keystr(path): jax.eval_shape(jax.random.key_data, leaf).ndim - leaf.ndim
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+        if hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    }
+
+
 def _from_module(
     source: str | bytes,
     *,
     name: str,
     in_paths: list[str] | None,
     out_paths: list[str] | None,
+    in_inner_dims: Mapping[str, int] | None = None,
+    out_inner_dims: Mapping[str, int] | None = None,
     in_tree: Any = None,
     out_tree: Any = None,
     donate_argnums: tuple[int, ...] = (),
@@ -316,11 +342,12 @@ def _from_module(
         if names is not None and in_paths is None:
             name, in_paths, out_paths = names.name, names.in_paths, names.out_paths
             donate_argnums = tuple(names.donate_argnums)
+            in_inner_dims, out_inner_dims = names.in_inner_dims, names.out_inner_dims
         _check_shapes(mlir.entry_block(main), where)
         arguments = list(mlir.entry_block(main).arguments)
         results = list(mlir.last_operation(mlir.entry_block(main)).operands)
-        inputs = _tensors(arguments, in_paths, "arg", where)
-        outputs = _tensors(results, out_paths, "result", where)
+        inputs = _tensors(arguments, in_paths, in_inner_dims or {}, "arg", where)
+        outputs = _tensors(results, out_paths, out_inner_dims or {}, "result", where)
         aliases = _aliases(main, inputs, outputs)
         asm = module.operation.get_asm(enable_debug_info=False)
         bytecode = io.BytesIO()
@@ -361,7 +388,11 @@ def _module_name(attributes: Any) -> str:
 
 
 def _tensors(
-    values: list[Any], paths: list[str] | None, kind: str, where: str
+    values: list[Any],
+    paths: list[str] | None,
+    inner_dims: Mapping[str, int],
+    kind: str,
+    where: str,
 ) -> tuple[Tensor, ...]:
     if paths is None:
         paths = [f"{kind}{i}" for i in range(len(values))]
@@ -374,7 +405,8 @@ def _tensors(
                 where=where,
                 do="Lower the program with concrete shapes",
             )
-        tensors.append(Tensor(path, tuple(type_.shape), str(type_.element_type)))
+        inner = min(inner_dims.get(path, 0), len(type_.shape))
+        tensors.append(Tensor(path, tuple(type_.shape), str(type_.element_type), inner))
     return tuple(tensors)
 
 

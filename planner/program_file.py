@@ -11,7 +11,7 @@ import io
 from collections.abc import Sequence
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError
 
 from shardwright.errors import InputError
 from shardwright.planner import mlir
@@ -29,6 +29,7 @@ class ProgramNames(BaseModel):
       in_paths: paths of the arguments of main, in order, as `jax.tree_util.keystr` writes them.
       out_paths: the same for the results.
       donate_argnums: positional arguments of the function whose buffers the results take over.
+      in_inner_dims, out_inner_dims: path -> dimensions of the data of one random key.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -37,6 +38,8 @@ class ProgramNames(BaseModel):
     in_paths: list[str]
     out_paths: list[str]
     donate_argnums: list[int] = Field(default_factory=list)
+    in_inner_dims: dict[str, NonNegativeInt] = Field(default_factory=dict)
+    out_inner_dims: dict[str, NonNegativeInt] = Field(default_factory=dict)
 
 
 def write_names(module: Any, names: ProgramNames) -> bytes:

@@ -192,3 +192,34 @@ def test_any_choice_of_strategies_of_a_whole_model_trains_the_same(name: str) ->
     expected = jax.jit(model.train_step)(model.init(0), batch)
     for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-3)
+
+
+def test_random_keys_are_cut_as_elements_and_never_inside() -> None:
+    """A key's data has a dimension that JAX does not show, and no sharding may name."""
+
+    def step(keys: jax.Array, x: jax.Array) -> Any:
+        def noisy(key: jax.Array, row: jax.Array) -> Any:
+            key, now = jax.random.split(key)
+            return key, row + jax.random.normal(now, row.shape)
+
+        return jax.vmap(noisy)(keys, x)
+
+    keys, x = jax.random.split(jax.random.key(0), 16), jnp.ones((16, 32))
+    expected = jax.jit(step)(keys, x)
+    for spec in (P(), P("data"), P(("data", "model"))):
+        plan = sw.plan(
+            step, keys, x, topology="v5e:2x4", mesh=MESH, donate_argnums=(0, 1),
+            pinned={"[0]": spec},
+        )  # fmt: skip
+        new_keys, y = plan.jit(step)(jnp.copy(keys), jnp.copy(x))
+        assert (new_keys == expected[0]).all()
+        np.testing.assert_allclose(y, expected[1], rtol=1e-6)
+    with pytest.raises(sw.InputError, match="2 entries and the tensor 1 dimensions"):
+        sw.plan(step, keys, x, topology="v5e:2x4", mesh=MESH, pinned={"[0]": P("data", "model")})
+
+
+def test_random_keys_of_a_program_file_keep_their_inner_dimension() -> None:
+    keys = jax.random.split(jax.random.key(0), 16)
+    traced = sw.Program.trace(lambda k: jax.random.bits(k[0]), keys)
+    assert traced.inputs[0].inner_dims == 1
+    assert sw.Program.from_stablehlo(traced.to_stablehlo()).inputs == traced.inputs
