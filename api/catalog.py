@@ -15,9 +15,7 @@ from typing import Any
 from shardwright.errors import InputError
 from shardwright.hardware_profiles import ChipProfile, Slice, parse_slice
 from shardwright.hardware_profiles.chip import parse_chip
-from shardwright.models.options import DecoderOptions, MlpOptions, parse_options
-from shardwright.models.presets import DECODERS, MLPS
-from shardwright.models.registry import build, model_names
+from shardwright.models import registry
 
 _DESCRIBE_SECONDS = 60.0
 _MOST_DESCRIBED = 256
@@ -75,11 +73,7 @@ def checked_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
       InputError: an unknown model or option, a wrong value, or sizes that disagree.
     """
-    if name not in model_names():
-        build(name)  # says which names are near
-    schema = DecoderOptions if name in DECODERS else MlpOptions
-    preset = DECODERS[name] if name in DECODERS else MLPS[name]
-    parsed = parse_options(schema, name, preset, dict(options))
+    parsed = registry.checked_options(name, dict(options))
     return parsed.model_dump(mode="json", include=set(options))
 
 
@@ -93,7 +87,7 @@ class Catalog:
 
     def models(self) -> list[dict[str, Any]]:
         """Every reference model with its default options."""
-        return self._describe([(name, {}) for name in model_names()])
+        return self._describe([(name, {}) for name in registry.model_names()])
 
     def inputs(self, name: str, options: Mapping[str, Any]) -> Inputs:
         """Paths and shapes of the arguments of a model's train step.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from datetime import datetime
 from typing import Annotated, Any, Literal, Self
@@ -88,9 +87,8 @@ def _plain_options(options: dict[str, Any]) -> dict[str, Any]:
     def check(value: Any, depth: int) -> None:
         if isinstance(value, str) and (len(value) > 64 or not re.match(_PRINTABLE, value)):
             raise ValueError("a text in it is too long or has control characters")
-        if isinstance(value, int | float) and not (
-            math.isfinite(value) and abs(value) <= _LARGEST_NUMBER
-        ):
+        # Not by math.isfinite, which overflows at the largest whole numbers that JSON may have.
+        if isinstance(value, int | float) and not abs(value) <= _LARGEST_NUMBER:
             raise ValueError(f"numbers are between -{_LARGEST_NUMBER} and {_LARGEST_NUMBER}")
         if isinstance(value, list | dict):
             if depth == 3 or len(value) > 64 or isinstance(value, dict):

@@ -72,10 +72,24 @@ def build(name: str, **options: Any) -> ReferenceModel:
     Raises:
       InputError: an unknown name or option, or sizes that disagree.
     """
+    family, parsed = _parsed(name, options)
+    return _assemble(name, import_module(f"shardwright.models.{family}"), parsed)
+
+
+def checked_options(name: str, options: dict[str, Any]) -> TrainOptions:
+    """The options of model `name`, its published sizes changed by `options`; nothing is traced.
+
+    Raises:
+      InputError: an unknown name or option, or sizes that disagree.
+    """
+    return _parsed(name, options)[1]
+
+
+def _parsed(name: str, options: dict[str, Any]) -> tuple[str, TrainOptions]:
+    """The module of a model and its options."""
     for family, (schema, presets) in _FAMILIES.items():
         if name in presets:
-            parsed = parse_options(schema, name, presets[name], options)
-            return _assemble(name, import_module(f"shardwright.models.{family}"), parsed)
+            return family, parse_options(schema, name, presets[name], options)
     close = difflib.get_close_matches(name, model_names(), n=1)
     hint = f"Did you mean {close[0]!r}? " if close else ""
     raise InputError(

@@ -9,6 +9,7 @@ import pytest
 from api_fixtures import MLP, PLAN, PROGRAM, App
 
 from shardwright.api.checks import matches
+from shardwright.models import model_names
 
 OpenApp = Callable[..., AbstractContextManager[App]]
 EVALUATION = PLAN | {"mesh": {"data": 2, "model": 2}}
@@ -125,6 +126,9 @@ def test_wrong_plan_is_refused_with_where_and_what_to_do(
         (json.dumps(PLAN)[:-1].encode() + b', "memory_fraction": Infinity}', 422),
         (json.dumps(PLAN)[:-1].encode() + b', "time_limit_s": 1e999}', 422),
         (json.dumps(PLAN)[:-1].encode() + b', "seed": ' + b"9" * 10_000 + b"}", 400),
+        # No float is that large, and Python's own conversion overflows.
+        (b'{"model": {"name": "mlp", "options": {"batch": ' + b"9" * 400 + b'}}, '
+         b'"topology": "v5e:2x2"}', 422),
         (b'{"model": {"name": "mlp", "options": {"learning_rate": NaN}}, "topology": "v5e:2x2"}',
          422),
         (b'{"topology": "' + b"x" * (3 << 20) + b'"}', 413),
@@ -143,6 +147,31 @@ def test_body_that_is_not_called_json_is_refused(shared_app: App, given: str) ->
     )
     assert answer.status_code == 415
     assert "application/json" in answer.json()["do"]
+
+
+def test_every_model_that_there_is_can_be_asked_for(open_app: OpenApp) -> None:
+    with open_app() as app:
+        for name in model_names():
+            app.submit(model={"name": name, "options": {"microbatches": 2}})
+        shown = app.client.get("/new").text
+        assert all(f'<option value="{name}"' in shown for name in model_names())
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "told"),
+    [
+        ("mixtral-8x7b", {"experts": 10**6, "experts_per_token": 10**7}, "experts_per_token"),
+        ("resnet-50", {"norm_groups": 3}, "divide"),
+        ("unet-3d", {"image": 100}, "multiple"),
+        ("llama3-8b", {"microbatches": 3}, "divide"),
+    ],
+)
+def test_options_are_checked_by_the_family_of_their_model(
+    shared_app: App, name: str, options: dict[str, Any], told: str
+) -> None:
+    found = refusal(shared_app, PLAN | {"model": {"name": name, "options": options}})
+    assert (found["status"], found["where"]) == (422, f"model {name!r}")
+    assert told in found["what"]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import Any
 from shardwright.api.store import Job
 from shardwright.hardware_profiles import chip_names, load_chip
 from shardwright.hardware_profiles.slices import legal_slices
-from shardwright.models.presets import DECODERS, MLPS
+from shardwright.models.registry import checked_options, model_names
 from shardwright.reports.facts import STAGES
 from shardwright.reports.numbers import quantity
 
@@ -100,7 +100,7 @@ class ModelChoice:
     """A reference model in the form, with the options that its preset gives."""
 
     name: str
-    batch: int | None
+    batch: int
     sequence: int | None
     layers: int | None
 
@@ -108,9 +108,10 @@ class ModelChoice:
 @cache
 def model_choices() -> tuple[ModelChoice, ...]:
     """The reference models."""
+    presets = {name: checked_options(name, {}).model_dump() for name in model_names()}
     return tuple(
-        ModelChoice(name, preset.get("batch"), preset.get("sequence"), preset.get("layers"))
-        for name, preset in (DECODERS | MLPS).items()
+        ModelChoice(name, preset["batch"], preset.get("sequence"), preset.get("layers"))
+        for name, preset in presets.items()
     )
 
 
