@@ -265,7 +265,7 @@ class _Search:
         began = time.monotonic()
         axes = len(mesh.shape)
         likely = self._took.get(axes, _AN_AXIS_MORE * max(self._took.values(), default=0.0))
-        if self._deadline - began < likely:
+        if not first and self._deadline - began < likely:
             self._note(Considered(mesh, "not tried: out of time"))
             return
         self._report("search", mesh.describe())
