@@ -211,6 +211,10 @@ async def follow(
       caller: who asked.
     """
     job = await run_in_threadpool(load)
+    newest = await run_in_threadpool(here.store.jobs.newest_events, [job.id])
+    # After a restored backup clients know of events that never came here: they go on after the
+    # newest, for they would wait for ever else.
+    after = min(after, newest.get(job.id, 0))
     if job.is_final and not await run_in_threadpool(here.store.jobs.events, job.id, after):
         return Response(status_code=204)
     here.hub.check_room(caller)
