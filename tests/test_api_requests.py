@@ -1,6 +1,7 @@
 """What is wrong is refused before anything is queued, and told: what, where, what to do."""
 
 import json
+import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -8,7 +9,10 @@ from typing import Any
 import pytest
 from api_fixtures import MLP, PLAN, PROGRAM, App
 
+from shardwright.api.catalog import Catalog
 from shardwright.api.checks import matches
+from shardwright.api.problems import Problem
+from shardwright.errors import InputError
 from shardwright.models import model_names
 
 OpenApp = Callable[..., AbstractContextManager[App]]
@@ -236,6 +240,43 @@ def test_every_wrong_field_is_named(shared_app: App) -> None:
     found = refusal(shared_app, PLAN | {"seed": -1, "memory_fraction": 2, "extra": 0})
     wheres = {error["where"] for error in found["errors"]}
     assert wheres == {"body.seed", "body.memory_fraction", "body.extra"}
+
+
+def test_models_that_cannot_be_traced_hold_up_nobody(
+    shared_app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, leave = threading.Event(), threading.Event()
+    children: list[Any] = []
+
+    def endless(given: Any) -> Any:
+        children.append(given)
+        asked.set()
+        leave.wait(30)
+        raise InputError("takes too long", where="model.options")
+
+    monkeypatch.setattr("shardwright.api.catalog._in_child", endless)
+    monkeypatch.setattr("shardwright.api.catalog._MOST_WAITING", 1)
+    catalog = Catalog()
+    known = {"inputs": []}
+    catalog._described[json.dumps(("mlp", {"batch": 8}))] = known
+    first = threading.Thread(target=lambda: catalog_refusal(catalog, 1))
+    first.start()
+    assert asked.wait(30)
+    assert catalog.inputs("mlp", {"batch": 8}) == []  # what is known needs no turn
+    with pytest.raises(Problem) as busy:  # the room is full: nobody else waits
+        catalog.inputs("mlp", {"layers": 10**9})
+    assert (busy.value.kind, int(busy.value.headers["Retry-After"]) > 0) == ("unavailable", True)
+    leave.set()
+    first.join()
+    assert catalog_refusal(catalog, 1) == "model.options"  # and is not tried again at once
+    assert len(children) == 1
+
+
+def catalog_refusal(catalog: Catalog, batch: int) -> str:
+    """Where the inputs of a model are refused."""
+    with pytest.raises(InputError) as refused:
+        catalog.inputs("mlp", {"batch": batch})
+    return refused.value.where
 
 
 def test_pins_of_a_program_are_checked_once_it_was_looked_into(shared_app: App) -> None:
