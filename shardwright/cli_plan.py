@@ -278,7 +278,8 @@ def _meshes(
             "" if mesh.peak_memory_bytes is None else size,
             Text("chosen", "green") if mesh is chosen else standing(mesh, chosen),
         )
-    statuses = [mesh.status for mesh in others]
+    # What follows the colon differs from mesh to mesh: it is told in the rows.
+    statuses = [mesh.status.partition(":")[0] for mesh in others]
     told = [f"{len(planned)} planned in {quantity(plan.solver.wall_time_s, 's')}"]
     told += [f"{statuses.count(status)} {status}" for status in dict.fromkeys(statuses)]
     return _section("Meshes considered", _more(len(shown), len(meshes), ", ".join(told)), rows)
