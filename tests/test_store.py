@@ -383,6 +383,17 @@ def upload(store: Store, owner: str, data: bytes = b"module {}") -> Any:
         return store.programs.add(owner, digest, path, "stablehlo-text", 100)
 
 
+def test_an_upload_that_a_dead_server_left_is_deleted_at_the_next_start_and_no_other(
+    store: Store,
+) -> None:
+    folder = store.settings.data_dir / "uploads"
+    (folder / "left").write_bytes(b"half of a program")
+    with store.upload_file() as path:
+        Store.open(store.settings).close()
+        assert list(folder.iterdir()) == [path]
+    assert list(folder.iterdir()) == []
+
+
 def test_a_program_is_looked_into_once_for_each_owner_and_stored_once(store: Store) -> None:
     program, new = upload(store, "ann")
     assert new

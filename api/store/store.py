@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import os
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,8 +21,6 @@ from shardwright.api.store.migrate import migrate
 from shardwright.api.store.programs import Programs
 from shardwright.api.store.records import Job
 from shardwright.errors import InputError
-
-_STALE_SECONDS = 86_400.0
 
 
 class Store:
@@ -88,17 +87,28 @@ class Store:
     @contextlib.contextmanager
     def upload_file(self) -> Iterator[Path]:
         """The path of an empty file to stream an upload to; it is deleted if nothing took it."""
-        with tempfile.NamedTemporaryFile(dir=self._uploads, delete=False) as file:
-            path = Path(file.name)
+        descriptor, path = _locked_file(self._uploads)
         try:
             yield path
         finally:
             path.unlink(missing_ok=True)
+            os.close(descriptor)
+
+
+def _locked_file(folder: Path) -> tuple[int, Path]:
+    """A new file, locked while its descriptor is open: so others see that it is in use."""
+    while True:
+        descriptor, name = tempfile.mkstemp(dir=folder)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        # Another server that starts may have deleted it before it was locked.
+        if os.path.exists(name):
+            return descriptor, Path(name)
+        os.close(descriptor)
 
 
 def _delete_stale(folder: Path) -> None:
-    """Deletes uploads that a server left behind when it died."""
+    """Deletes uploads that a server left behind when it died: the system has unlocked them."""
     for path in folder.iterdir():
-        with contextlib.suppress(OSError):
-            if path.stat().st_mtime < time.time() - _STALE_SECONDS:
-                path.unlink()
+        with contextlib.suppress(OSError), path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink()
