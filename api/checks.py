@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from itertools import islice
@@ -28,6 +29,9 @@ from shardwright.hardware_profiles import Slice, meshes_for_shape
 _MOST_REAL_AXES = 4
 _MOST_PATTERNS = 200
 _MOST_COMPARED = 1000
+_LONGEST_COMPARED = 200
+_LONGEST_PATH = 1024
+_PATTERN_SECONDS = 1.0
 Request = dict[str, Any]
 
 
@@ -246,6 +250,8 @@ def check_patterns(
 ) -> None:
     """Refuses patterns that match no argument, and shardings that an argument cannot have.
 
+    What takes longer than a moment is left to the job, which has a process and limits of its own.
+
     Raises:
       InputError: as said.
     """
@@ -258,7 +264,10 @@ def check_patterns(
         )
     order = {pattern: place for place, pattern in enumerate(specs)}
     matched: set[str] = set()
+    until = time.monotonic() + _PATTERN_SECONDS
     for path, shape in inputs:
+        if time.monotonic() > until or len(path) > _LONGEST_PATH:
+            return
         matching = [pattern for pattern in wild if matches(pattern, path)]
         if path in specs and path not in wild:
             matching = sorted([*matching, path], key=order.__getitem__)
@@ -328,4 +337,6 @@ def _check_shape(
 
 def _near(text: str, known: Iterable[str]) -> str:
     paths = list(islice(known, _MOST_COMPARED))
+    if len(text) > _LONGEST_COMPARED:  # comparing takes time by the square of it, or more
+        return ", ".join(paths[:3])
     return ", ".join(get_close_matches(text, paths, n=3, cutoff=0.3) or paths[:3])

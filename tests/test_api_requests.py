@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 from api_fixtures import MLP, PLAN, PROGRAM, App
 
 from shardwright.api.catalog import Catalog
-from shardwright.api.checks import matches
+from shardwright.api.checks import check_patterns, matches
 from shardwright.api.problems import Problem
 from shardwright.errors import InputError
 from shardwright.models import model_names
@@ -317,6 +318,15 @@ def test_pins_of_a_program_are_checked_once_it_was_looked_into(shared_app: App) 
 )
 def test_patterns_match_as_in_spec_files(pattern: str, text: str, expected: bool) -> None:
     assert matches(pattern, text) == expected
+
+
+def test_patterns_that_take_long_are_left_to_the_job() -> None:
+    # Each pair takes some 15 ms, all of them 5 minutes.
+    patterns = {f"*?{'a' * 440}b{i}*": [] for i in range(100)}
+    inputs = [(f"{'a' * 900}{i}", (8,)) for i in range(200)]
+    began = time.monotonic()
+    check_patterns(patterns, inputs, {"data": 4})
+    assert time.monotonic() - began < 20
 
 
 def test_patterns_of_many_stars_take_no_time() -> None:
