@@ -6,6 +6,7 @@ things: `what` was wrong, `where`, and what to `do` about it.
 
 from __future__ import annotations
 
+import errno
 import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -251,6 +252,14 @@ def install(app: FastAPI) -> None:
         )
         return answer(request, found)
 
+    async def on_system(request: Request, error: Exception) -> Response:
+        assert isinstance(error, OSError)
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            _log.error("no room is left: %s", error)
+            return answer(request, storage_full())
+        _log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+        return await on_fault(request, error)
+
     async def on_fault(request: Request, error: Exception) -> Response:
         found = problem(
             "internal",
@@ -268,7 +277,13 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(OperationalError, on_database)
     app.add_exception_handler(InterfaceError, on_database)
     app.add_exception_handler(PoolTimeoutError, on_database)
+    app.add_exception_handler(OSError, on_system)
     app.add_exception_handler(Exception, on_fault)
+
+
+def storage_full() -> Problem:
+    """The disk or the store of files has no room left."""
+    return problem("storage-full", "the program cannot be kept", do="Tell the service's operator")
 
 
 def unavailable() -> Problem:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import hashlib
 import re
 import struct
@@ -59,12 +58,6 @@ async def receive(request: Request, path: Path, max_bytes: int) -> Upload:
     except ClientDisconnect:
         raise problem(
             "malformed", "the upload ended before its end", where="body", do="Send it again"
-        ) from None
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise problem(
-            "storage-full", "the program cannot be kept", do="Tell the service's operator"
         ) from None
 
 

@@ -1,5 +1,6 @@
 """Whatever is uploaded, it is refused or fails its own job, and the server goes on serving."""
 
+import errno
 import os
 import pickle
 import random
@@ -280,6 +281,19 @@ def test_upload_that_breaks_off_leaves_nothing(hardened: Service) -> None:
     while list(uploads.iterdir()):
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+@pytest.mark.parametrize("step", ["upload", "keep"])
+def test_full_disk_is_told_as_such(app: App, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    def full(*args: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    target = {"upload": (app.store, "upload_file"), "keep": (app.store.files, "put")}[step]
+    monkeypatch.setattr(*target, full)
+    answer = app.client.post(
+        "/v1/programs", content=PROGRAM, headers={"Content-Type": "text/plain"}
+    )
+    assert (answer.status_code, answer.json()["kind"]) == (507, "storage-full")
 
 
 def test_same_bytes_again_are_the_same_program(app: App) -> None:

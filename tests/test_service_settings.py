@@ -57,6 +57,15 @@ def test_folders_may_have_spaces(tmp_path: Path) -> None:
     assert (settings.data_dir / "shardwright.db").is_file()
 
 
+@pytest.mark.parametrize("name", ["uploads", "scratch", "files"])
+def test_a_folder_that_cannot_be_written_is_told_before_the_start(
+    tmp_path: Path, name: str
+) -> None:
+    (tmp_path / name).touch()
+    with pytest.raises(InputError, match=f"{tmp_path}/{name}"):
+        Store.open(load_settings(data_dir=tmp_path))
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [

@@ -6,6 +6,7 @@ import contextlib
 import os
 import secrets
 import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, cast
@@ -25,6 +26,9 @@ class Files:
         try:
             self._fs, self._root = fsspec.core.url_to_fs(url)
             self._fs.makedirs(self._root, exist_ok=True)
+            if self._is_local:
+                with tempfile.TemporaryFile(dir=self._root):
+                    pass
         except (OSError, ValueError, ImportError) as error:
             raise InputError(
                 f"files cannot be kept there ({error})",

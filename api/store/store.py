@@ -35,7 +35,7 @@ class Store:
         self.programs = Programs(database, files, self.jobs)
         self.comparisons = Comparisons(database, self.jobs)
         self._uploads = settings.data_dir / "uploads"
-        self._uploads.mkdir(parents=True, exist_ok=True)
+        self._uploads.mkdir(parents=True, exist_ok=True, mode=0o700)
         _delete_stale(self._uploads)
 
     @staticmethod
@@ -53,6 +53,8 @@ class Store:
                 where=f"SHARDWRIGHT_DATA_DIR {settings.data_dir}",
                 do="Give a folder that can be written",
             ) from None
+        for name in ("uploads", "scratch"):
+            _check_writable(settings.data_dir / name)
         database = Database(settings.resolved_database_url)
         try:
             migrate(database.engine)
@@ -93,6 +95,20 @@ class Store:
         finally:
             path.unlink(missing_ok=True)
             os.close(descriptor)
+
+
+def _check_writable(folder: Path) -> None:
+    """Refuses a folder that cannot be written, as after a start by another user."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise InputError(
+            f"the folder cannot be written ({error.strerror})",
+            where=str(folder),
+            do="Make it a folder of the user that runs the service, or set SHARDWRIGHT_DATA_DIR",
+        ) from None
 
 
 def _locked_file(folder: Path) -> tuple[int, Path]:
