@@ -6,6 +6,7 @@ from typing import Any, Literal, Self, TypeVar
 from pydantic import (
     BaseModel,
     ConfigDict,
+    Field,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
@@ -247,7 +248,7 @@ class UNetOptions(ImageOptions):
 
     dimensions: Literal[2, 3] = 2
     channels: PositiveInt
-    filters: tuple[tuple[PositiveInt, PositiveInt], ...]
+    filters: tuple[tuple[PositiveInt, PositiveInt], ...] = Field(min_length=1)
     halve: bool = True
 
     @model_validator(mode="after")

@@ -162,12 +162,21 @@ def test_every_model_that_there_is_can_be_asked_for(open_app: OpenApp) -> None:
         assert all(f'<option value="{name}"' in shown for name in model_names())
 
 
+def test_filters_of_pages_lose_characters_that_no_name_has(open_app: OpenApp) -> None:
+    # Postgres refuses every text with a NUL in it.
+    with open_app() as app:
+        made = app.submit()
+        shown = app.client.get("/", params={"model": "\0ml\x07p\n", "topology": "\0"})
+        assert (shown.status_code, made["id"] in shown.text) == (200, True)
+
+
 @pytest.mark.parametrize(
     ("name", "options", "told"),
     [
         ("mixtral-8x7b", {"experts": 10**6, "experts_per_token": 10**7}, "experts_per_token"),
         ("resnet-50", {"norm_groups": 3}, "divide"),
         ("unet-3d", {"image": 100}, "multiple"),
+        ("unet-3d", {"filters": []}, "at least 1"),
         ("llama3-8b", {"microbatches": 3}, "divide"),
     ],
 )

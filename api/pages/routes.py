@@ -96,8 +96,8 @@ async def plans(
     """Plans of the visitor's owner, newest first."""
     wanted = {
         "status": status if status in _STATUSES else None,
-        "topology": topology.strip() or None,
-        "model": model.strip() or None,
+        "topology": _printable(topology) or None,
+        "model": _printable(model) or None,
     }
     jobs, after = await run_in_threadpool(
         lambda: here.store.jobs.page(
@@ -250,6 +250,11 @@ async def static(request: Request, name: Annotated[str, Path(max_length=40)]) ->
     kept = f"public, max-age={_YEAR_S}, immutable" if request.url.query else "no-cache"
     headers = {"Cache-Control": kept, "X-Content-Type-Options": "nosniff"}
     return Response(content, headers=headers, media_type=media_type)
+
+
+def _printable(text: str) -> str:
+    """A text without control characters, which no name has and of which Postgres takes no NUL."""
+    return "".join(filter(str.isprintable, text)).strip()
 
 
 def _own_path(then: str) -> str:
