@@ -18,6 +18,7 @@ from shardwright.api.catalog import Catalog
 from shardwright.api.checks import Checker
 from shardwright.api.context import Context
 from shardwright.api.events import EventHub
+from shardwright.api.head import HeadAsGet
 from shardwright.api.jobs import make_dispatcher
 from shardwright.api.metrics import Metrics, RequestMetrics
 from shardwright.api.pages.routes import pages_router
@@ -86,7 +87,11 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         # FastAPI's own pages load their scripts from elsewhere.
         docs_url=None,
         redoc_url=None,
-        middleware=[Middleware(RequestMetrics), Middleware(LoopbackGuard)],
+        middleware=[
+            Middleware(HeadAsGet),
+            Middleware(RequestMetrics),
+            Middleware(LoopbackGuard),
+        ],
         generate_unique_id_function=_operation_id,
     )
     app.state.metrics = metrics

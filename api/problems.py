@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 
 from shardwright.api.store import QueueFullError, QuotaExceededError
 from shardwright.errors import ShardwrightError
@@ -303,6 +304,19 @@ def _of_http(request: Request, error: HTTPException) -> Problem:
         "not-found": f"there is nothing at {request.url.path}",
         "method-not-allowed": f"{request.method} is not allowed at {request.url.path}",
     }.get(kind, str(error.detail) or HTTPStatus(error.status_code).phrase)
-    return problem(
-        kind, what, do="See /v1/openapi.json for what there is", headers=error.headers or {}
-    )
+    headers = dict(error.headers or {})
+    if kind == "method-not-allowed":
+        headers["Allow"] = ", ".join(_methods_at(request))
+    return problem(kind, what, do="See /v1/openapi.json for what there is", headers=headers)
+
+
+def _methods_at(request: Request) -> list[str]:
+    """The methods of all routes of a path; an error of routing names those of the first alone."""
+    return [
+        method
+        for method in ("DELETE", "GET", "POST")
+        if any(
+            route.matches({**request.scope, "method": method})[0] is Match.FULL
+            for route in request.app.routes
+        )
+    ]

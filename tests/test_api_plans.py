@@ -271,6 +271,22 @@ def test_events_that_never_came_are_not_waited_for(app: App, made_plan: sw.Plan)
     assert followed[-1][1] == "done"
 
 
+def test_head_is_answered_as_get_without_its_body(app: App, made_plan: sw.Plan) -> None:
+    made = app.submit()
+    app.finish(made_plan)
+    for path in ("/", "/healthz", "/v1/plans", made["links"]["plan"], made["links"]["page"]):
+        head, get = app.client.head(path), app.client.get(path)
+        assert (head.status_code, head.content) == (200, b"")
+        assert head.headers["content-length"] == get.headers["content-length"]
+    assert app.client.head(made["links"]["events"]).status_code == 405  # it might never end
+
+
+def test_method_that_is_not_allowed_is_told_those_that_are(app: App) -> None:
+    answer = app.client.put("/v1/plans")
+    assert (answer.status_code, answer.headers["allow"]) == (405, "GET, POST")
+    assert app.client.post(app.submit()["links"]["self"]).headers["allow"] == "DELETE, GET"
+
+
 def test_one_caller_cannot_hold_every_connection(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shardwright.api.events._MOST_STREAMS", 0)
     answer = app.client.get(app.submit()["links"]["events"])
