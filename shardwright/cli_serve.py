@@ -18,6 +18,7 @@ from shardwright.errors import InputError
 _STREAMS_END_SECONDS = 10
 _KEEP_ALIVE_SECONDS = 60
 _BACKLOG = 2048
+_LARGEST_HEAD_BYTES = 1 << 16
 _SERVER_EXTRA = "pip install 'shardwright[server]'"
 
 
@@ -136,6 +137,30 @@ def _bind(host: str, port: int) -> socket.socket:
 
 def _run(app: Any, listener: socket.socket) -> None:
     import uvicorn
+    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+    class BoundedHeads(HttpToolsProtocol):
+        """Ends requests whose line and headers are out of all proportion.
+
+        The parser itself takes them however long they are, in time by the square of it.
+        """
+
+        in_head = False
+        head_bytes = 0
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            self.head_bytes = self.head_bytes + len(data) if self.in_head else 0
+            if self.head_bytes > _LARGEST_HEAD_BYTES and not self.transport.is_closing():
+                self.send_400_response("The headers are too long.")
+
+        def on_message_begin(self) -> None:
+            self.in_head = True
+            super().on_message_begin()
+
+        def on_headers_complete(self) -> None:
+            self.in_head = False
+            super().on_headers_complete()
 
     class Server(uvicorn.Server):
         """Ends streams of events when it is told to stop; it would wait for them otherwise."""
@@ -147,6 +172,7 @@ def _run(app: Any, listener: socket.socket) -> None:
 
     config = uvicorn.Config(
         app,
+        http=BoundedHeads,
         log_config=None,
         access_log=False,
         server_header=False,

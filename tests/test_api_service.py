@@ -115,6 +115,16 @@ def test_stream_of_a_client_that_goes_away_is_closed(service: Service) -> None:
     httpx.delete(f"{service.url}{made['links']['self']}")
 
 
+def test_headers_without_end_are_refused(service: Service) -> None:
+    head = b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\nX: "
+    for size, status in ((60_000, b"200"), (70_000, b"400")):
+        with socket.create_connection(("127.0.0.1", service.port), timeout=30) as client:
+            client.sendall(head + b"a" * size)
+            if status == b"200":
+                client.sendall(b"\r\n\r\n")
+            assert client.recv(100).startswith(b"HTTP/1.1 " + status)
+
+
 def test_server_answers_while_many_wait_for_events(service: Service) -> None:
     """Two hundred streams: none has a thread or a connection to the database of its own."""
     made = httpx.post(f"{service.url}/v1/plans", json=SLOW | {"seed": 2}).json()
