@@ -168,7 +168,7 @@ def _in_child(asked: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     environment.pop("XLA_FLAGS", None)
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "shardwright.api.describe"],
+            [sys.executable, "-m", "shardwright.api.describe", str(os.getpid())],
             input=json.dumps(asked),
             capture_output=True,
             text=True,

@@ -1,12 +1,14 @@
 """What is wrong is refused before anything is queued, and told: what, where, what to do."""
 
 import json
+import sys
 import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
+import psutil
 import pytest
 from api_fixtures import MLP, PLAN, PROGRAM, App
 
@@ -280,6 +282,22 @@ def test_models_that_cannot_be_traced_hold_up_nobody(
     first.join()
     assert catalog_refusal(catalog, 1) == "model.options"  # and is not tried again at once
     assert len(children) == 1
+
+
+def test_tracing_ends_with_the_server_that_asked_for_it() -> None:
+    # Its layers written out one by one, this would be traced for hours.
+    ask = (
+        "from shardwright.api.catalog import Catalog\n"
+        "Catalog().inputs('llama3-8b', {'layers': 10**6, 'scan_layers': False})"
+    )
+    server = psutil.Popen([sys.executable, "-c", ask])
+    until = time.monotonic() + 60
+    while not (children := server.children()) and time.monotonic() < until:
+        time.sleep(0.1)
+    assert children
+    server.kill()
+    server.wait()
+    assert not psutil.wait_procs(children, timeout=30)[1]
 
 
 def catalog_refusal(catalog: Catalog, batch: int) -> str:
