@@ -46,6 +46,7 @@ _AN_AXIS_MORE = 4.0
 """How many times as long a mesh with more axes than any before is expected to take."""
 _FIRST_MESH_SECONDS = 120.0
 """The first run on a machine compiles the solver's kernels, which takes seconds."""
+_NOT_TRIED = "not tried"
 _NOTICED = 1.02
 """By how much the two measures of memory must differ to solve again."""
 _BINDING = 1.1
@@ -266,7 +267,7 @@ class _Search:
         axes = len(mesh.shape)
         likely = self._took.get(axes, _AN_AXIS_MORE * max(self._took.values(), default=0.0))
         if not first and self._deadline - began < likely:
-            self._note(Considered(mesh, "not tried: out of time"))
+            self._note(Considered(mesh, f"{_NOT_TRIED}: out of time"))
             return
         self._report("search", mesh.describe())
         cutoff = self._worth_less_than()
@@ -354,7 +355,7 @@ class _Search:
         best = self._best
         step = None if best is None else best.evaluation.step_s
         gap = None if best is None or math.isinf(best.solution.gap) else best.solution.gap
-        tried = len(self._considered)
+        tried = sum(not c.status.startswith(_NOT_TRIED) for c in self._considered.values())
         self._on_progress(Progress(stage, tried, len(self._meshes), step, message, gap))
 
     def _raise_misfit(self) -> NoReturn:
