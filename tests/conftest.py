@@ -1,6 +1,7 @@
 """Eight host devices for every test, set before JAX starts; fixtures that start services."""
 
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -8,6 +9,9 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
 # pytest-xdist tells its workers that their terminal has 80 columns; there is no terminal.
 os.environ.pop("COLUMNS", None)
+# What starts the tests in the background may have them, and all that they start, ignore interrupts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 sys.path.append(str(Path(__file__).parent))
 pytest_plugins = ("service_fixtures", "api_fixtures")
