@@ -74,6 +74,7 @@ def list_keys(data_dir: DataDir = None, as_json: AsJson = False) -> None:
         print(json.dumps([_as_data(key) for key in found], indent=1))
         return
     shown = table("id", "name", "owner", "scopes", "created", "last used", "revoked")
+    shown.columns[0].no_wrap = True  # it is copied from here
     for key in found:
         shown.add_row(
             key.id,

@@ -465,8 +465,11 @@ def test_two_servers_on_one_postgres_share_the_work_and_one_outlives_the_other(
             time.sleep(0.01)
         submitted += 4
         submit_many(store, submitted)
-        while store.jobs.counts()["running"] < 2:
+        while (counts := store.jobs.counts())["running"] < 2:
             assert time.monotonic() < deadline, "one server is idle"
+            if not counts["queued"]:
+                submitted += 1
+                submit_many(store, submitted)
             time.sleep(0.005)
         servers[0].kill()
         jobs = wait_all(store, submitted)

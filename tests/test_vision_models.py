@@ -12,7 +12,7 @@ from shardwright.models import build
 from shardwright.models.convolution import batch_norm, convolve, max_pool, upsample
 
 SMALL: dict[str, dict[str, Any]] = {
-    "resnet-50": {"image": 32, "batch": 4, "width": 8, "classes": 10},
+    "resnet-50": {"image": 32, "batch": 4, "width": 8, "classes": 10, "depths": (1, 2, 1, 1)},
     "unet-2d": {"image": 16, "batch": 4, "filters": ((4, 4), (8, 8))},
     "unet-3d": {"image": 8, "batch": 4, "filters": ((4, 8), (8, 16))},
 }
