@@ -376,19 +376,19 @@ def server(store: Store, ends: Path, kill_at_finish: int = 0) -> subprocess.Pope
     return subprocess.Popen(child(sys.executable, "-c", _SERVER, *place))
 
 
-def submit_many(store: Store, count: int) -> list[Job]:
+def submit_many(store: Store, count: int, owner: str = "ann") -> list[Job]:
     request = {"topology": "v5e:2x2", "mesh": {"data": 4}, "time_limit_s": 0.1}
     model = {"model": {"name": "mlp", "options": TINY}}
     return [
-        store.jobs.submit("ann", "plan", request | model | {"seed": seed}, 1000)[0]
+        store.jobs.submit(owner, "plan", request | model | {"seed": seed}, 1000)[0]
         for seed in range(count)
     ]
 
 
-def wait_all(store: Store, count: int, seconds: float = 120.0) -> list[Job]:
+def wait_all(store: Store, count: int, seconds: float = 120.0, owner: str = "ann") -> list[Job]:
     deadline = time.monotonic() + seconds
     while True:
-        jobs, _ = store.jobs.page("ann", limit=1000)
+        jobs, _ = store.jobs.page(owner, limit=1000)
         if sum(job.is_final for job in jobs) >= count:
             return jobs
         assert time.monotonic() < deadline, Counter(job.status for job in jobs)
@@ -441,6 +441,7 @@ def test_two_servers_on_one_postgres_share_the_work_and_one_outlives_the_other(
         data_dir=tmp_path / "one", database_url=postgres_url, files_url=f"file://{tmp_path}/files"
     )
     store = Store.open(settings)
+    owner = "both"  # other tests have left jobs in the database
     ends = tmp_path / "ends"
     code = _SERVER.replace("workers=1,", f'workers=1, files_url="file://{tmp_path}/files",')
     servers = [
@@ -457,22 +458,22 @@ def test_two_servers_on_one_postgres_share_the_work_and_one_outlives_the_other(
             assert time.monotonic() < deadline, "one server does all the work"
             if not store.jobs.counts()["queued"]:
                 submitted += 1
-                submit_many(store, submitted)
+                submit_many(store, submitted, owner)
             with store.database.read() as session:
                 holder = sa.select(tables.jobs.c.lease_holder)
                 running = holder.where(tables.jobs.c.status == "running")
                 holders |= set(session.execute(running).scalars())
             time.sleep(0.01)
         submitted += 4
-        submit_many(store, submitted)
+        submit_many(store, submitted, owner)
         while (counts := store.jobs.counts())["running"] < 2:
             assert time.monotonic() < deadline, "one server is idle"
             if not counts["queued"]:
                 submitted += 1
-                submit_many(store, submitted)
+                submit_many(store, submitted, owner)
             time.sleep(0.005)
         servers[0].kill()
-        jobs = wait_all(store, submitted)
+        jobs = wait_all(store, submitted, owner=owner)
     finally:
         for process in servers:
             process.kill()
