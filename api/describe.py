@@ -29,17 +29,10 @@ def describe(name: str, options: dict[str, Any]) -> dict[str, Any]:
 
     model = build(name, **options)
     leaves = jax.tree_util.tree_leaves_with_path(model.example_args)
-    return {
-        "name": model.name,
-        "parameters": model.parameter_count,
-        "tokens_per_step": model.tokens_per_step,
-        "model_flops_per_step": model.model_flops_per_step,
-        "options": model.options.model_dump(mode="json"),
-        "inputs": [
-            [jax.tree_util.keystr(path), [int(size) for size in leaf.shape]]
-            for path, leaf in leaves
-        ],
-    }
+    inputs = [
+        [jax.tree_util.keystr(path), [int(size) for size in leaf.shape]] for path, leaf in leaves
+    ]
+    return model.facts() | {"inputs": inputs}
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from shardwright.api.catalog import checked_slice
 from shardwright.api.facts_schemas import ProgramFacts, ProgramLinks, ProgramResource
@@ -36,19 +37,26 @@ def plan_links(plan_id: str) -> PlanLinks:
     )
 
 
+def _of_job(job: Job) -> dict[str, Any]:
+    """What every resource of a job tells."""
+    return {
+        "id": job.id,
+        "status": job.status,
+        "created_at": job.created_at,
+        "started_at": job.started_at,
+        "finished_at": job.finished_at,
+        "attempts": job.attempts,
+        "request": dict(job.request),
+        "progress": progress_of(job),
+        "error": _error(job),
+    }
+
+
 def plan_resource(job: Job) -> PlanResource:
     """A plan's job."""
     return PlanResource(
-        id=job.id,
-        status=job.status,
-        created_at=job.created_at,
-        started_at=job.started_at,
-        finished_at=job.finished_at,
-        attempts=job.attempts,
-        request=dict(job.request),
-        progress=progress_of(job),
+        **_of_job(job),
         summary=None if job.summary is None else Summary.model_validate(job.summary),
-        error=_error(job),
         links=plan_links(job.id),
     )
 
@@ -61,16 +69,8 @@ def evaluation_resource(job: Job, estimate: bytes | None) -> EvaluationResource:
     """
     at = f"/v1/evaluations/{job.id}"
     return EvaluationResource(
-        id=job.id,
-        status=job.status,
-        created_at=job.created_at,
-        started_at=job.started_at,
-        finished_at=job.finished_at,
-        attempts=job.attempts,
-        request=dict(job.request),
-        progress=progress_of(job),
+        **_of_job(job),
         estimate=None if estimate is None else EstimateModel.model_validate_json(estimate),
-        error=_error(job),
         links=EvaluationLinks(self=at, events=f"{at}/events"),
     )
 

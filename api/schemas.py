@@ -118,6 +118,18 @@ Options = Annotated[
 ]
 
 
+OwnChip = Annotated[
+    dict[str, Any] | None,
+    Field(
+        description="a chip profile of your own, in the form of /v1/hardware/{chip}, to use "
+        "instead of the bundled one"
+    ),
+]
+ModelFlops = Annotated[
+    float | None, Field(gt=0, description="FLOPs of one step that count for MFU")
+]
+
+
 class _Body(BaseModel):
     """What clients send: nothing more than is asked for, and of exactly its type."""
 
@@ -178,14 +190,8 @@ class PlanRequest(_Planned):
         12.0, gt=0, le=_LONGEST_SEARCH_S, description="seconds to search further meshes"
     )
     seed: int = Field(0, ge=0, lt=1 << 31, description="of the solver's random choices")
-    chip: dict[str, Any] | None = Field(
-        None,
-        description="a chip profile of your own, in the form of /v1/hardware/{chip}, to use "
-        "instead of the bundled one",
-    )
-    model_flops: float | None = Field(
-        None, gt=0, description="FLOPs of one step that count for MFU"
-    )
+    chip: OwnChip = None
+    model_flops: ModelFlops = None
 
 
 class ComparisonRequest(_Planned):
@@ -245,14 +251,8 @@ class EvaluationRequest(_Planned):
         description="the same for results; where null, donated arguments' results keep their "
         "sharding and the partitioner chooses the rest",
     )
-    chip: dict[str, Any] | None = Field(
-        None,
-        description="a chip profile of your own, in the form of /v1/hardware/{chip}, to use "
-        "instead of the bundled one",
-    )
-    model_flops: float | None = Field(
-        None, gt=0, description="FLOPs of one step that count for MFU"
-    )
+    chip: OwnChip = None
+    model_flops: ModelFlops = None
 
 
 class Progress(BaseModel):

@@ -60,6 +60,16 @@ class ReferenceModel:
     model_flops_per_step: int
     parameter_count: int
 
+    def facts(self) -> dict[str, Any]:
+        """What there is to tell of it, as JSON has it."""
+        return {
+            "name": self.name,
+            "parameters": self.parameter_count,
+            "tokens_per_step": self.tokens_per_step,
+            "model_flops_per_step": self.model_flops_per_step,
+            "options": self.options.model_dump(mode="json"),
+        }
+
 
 def model_names() -> list[str]:
     """Names that `build` takes."""

@@ -9,7 +9,7 @@ Source: He et al., Deep Residual Learning for Image Recognition (2015), table 1;
 
 from __future__ import annotations
 
-from math import ceil, prod
+from math import ceil
 
 import jax
 import jax.numpy as jnp
@@ -135,5 +135,5 @@ def model_flops(options: ResNetOptions) -> int:
         macs += inner**2 * channels * filters + size**2 * (9 * filters**2 + filters * wide)
         macs += size**2 * channels * wide if _changes(name) else 0
         channels = wide
-    macs += prod((channels, options.classes))
+    macs += channels * options.classes
     return 6 * options.batch * macs

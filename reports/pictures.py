@@ -7,7 +7,8 @@ package kaleido finds (or BROWSER_PATH names).
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
@@ -57,8 +58,7 @@ def write_pictures(plan: PlanModel, folder: Path, form: Format) -> list[Path]:
     Raises:
       InputError: the folder cannot be written, kaleido is not installed, or there is no browser.
     """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
+    with _folder(folder):
         tori = torus_pictures(plan)
         drawn = {name: (figure, _SIZES[name]) for name, figure in charts(plan).items()}
         if form == "svg":
@@ -69,12 +69,6 @@ def write_pictures(plan: PlanModel, folder: Path, form: Format) -> list[Path]:
             size = (round(layout.width), round(layout.height))
             drawn |= {name: (_framed(text, *size), size) for name, text in tori.items()}
         _draw({folder / f"{name}.{form}": chart for name, chart in drawn.items()}, form)
-    except OSError as error:
-        raise InputError(
-            f"pictures cannot be written here ({error.strerror})",
-            where=str(folder),
-            do="Give a folder that can be made and written",
-        ) from None
     return sorted(folder / f"{name}.{form}" for name in tori | drawn)
 
 
@@ -95,16 +89,23 @@ def write_comparison_pictures(
         for name, figure in figures.items()
         if figure is not None
     }
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
+    with _folder(folder):
         _draw(drawn, form)
+    return sorted(drawn)
+
+
+@contextmanager
+def _folder(path: Path) -> Iterator[None]:
+    """Makes a folder, and tells what cannot be written into it as an InputError."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        yield
     except OSError as error:
         raise InputError(
             f"pictures cannot be written here ({error.strerror})",
-            where=str(folder),
+            where=str(path),
             do="Give a folder that can be made and written",
         ) from None
-    return sorted(drawn)
 
 
 def _framed(svg: str, width: int, height: int) -> Figure:

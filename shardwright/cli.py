@@ -46,7 +46,6 @@ from shardwright.version import VERSION
 
 if TYPE_CHECKING:
     from shardwright.hardware_profiles import ChipProfile
-    from shardwright.models.registry import ReferenceModel
 
 _EXIT_FAULT, _EXIT_INPUT, _EXIT_DOES_NOT_FIT, _EXIT_SERVICE, _EXIT_INTERRUPTED = 1, 2, 3, 4, 130
 
@@ -125,10 +124,7 @@ def plan(
     check_server(server, api_key)
     if output is not None:
         inputs.check_output(output)
-    if not 0 < time_limit < float("inf"):
-        raise InputError(
-            f"{time_limit:g} seconds leave no time", where="--time-limit", do="Give more than 0"
-        )
+    inputs.check_time_limit(time_limit)
     if not 0 < memory_fraction <= 1:
         raise InputError(
             f"{memory_fraction:g} is not a part of the memory",
@@ -316,22 +312,12 @@ def models(
     as_json: options.AsJson = False,
 ) -> None:
     """Shows the reference models."""
-
-    def as_data(model: ReferenceModel) -> dict[str, Any]:
-        return {
-            "name": model.name,
-            "parameters": model.parameter_count,
-            "tokens_per_step": model.tokens_per_step,
-            "model_flops_per_step": model.model_flops_per_step,
-            "options": model.options.model_dump(mode="json"),
-        }
-
     with _planning(quiet=True):
         from shardwright.models import build, model_names
 
         built = [build(one) for one in ([name] if name else model_names())]
     if as_json:
-        data = [as_data(model) for model in built]
+        data = [model.facts() for model in built]
         print(json.dumps(data[0] if name else data, indent=1))
         return
     from shardwright.cli_tables import model_view, models_view

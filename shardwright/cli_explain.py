@@ -62,10 +62,7 @@ def explain(
 
     Each is priced with the rest of the plan kept, and the best also with the rest planned again.
     """
-    if time_limit <= 0:
-        raise InputError(
-            f"{time_limit:g} seconds leave no time", where="--time-limit", do="Give more than 0"
-        )
+    inputs.check_time_limit(time_limit)
     with planning(quiet=True):
         from shardwright.models import model_names
         from shardwright.planner.plan import Plan

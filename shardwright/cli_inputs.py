@@ -225,6 +225,18 @@ def _short(file: str) -> str:
     return os.path.relpath(file) if file.startswith(os.getcwd() + os.sep) else file
 
 
+def check_time_limit(seconds: float) -> None:
+    """Refuses a --time-limit in which nothing can be done, or that never ends.
+
+    Raises:
+      InputError: it is not a finite number above zero.
+    """
+    if not 0 < seconds < float("inf"):
+        raise InputError(
+            f"{seconds:g} seconds leave no time", where="--time-limit", do="Give more than 0"
+        )
+
+
 def check_output(path: Path) -> None:
     """Makes sure that a file can be written before any work is done for it.
 

@@ -126,6 +126,10 @@ BAD = {
         ["plan", *STEP, "--mesh=data=4", "--pin=[0]=data", "--pin=[0]=None,data"],
         ["--pin", "[0] is pinned to two shardings"],
     ),
+    "no time limit to explain": (
+        ["explain", "plan.json", "w", "--time-limit=nan"],
+        ["--time-limit", "Give more than 0"],
+    ),
     "endless time limit": (["plan", *STEP, "--time-limit=inf"], ["--time-limit"]),
     "pin of no argument": (["plan", *STEP, "--mesh=data=4", "--pin=[7]=data"], ["[7]", "[0]"]),
     "pin to no axis": (["plan", *STEP, "--mesh=data=4", "--pin=[0]=model"], ["'model'", "data"]),
