@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from shardwright.cost_models.memory import Buffer, PeakMemory, peak_memory
 from shardwright.hardware_profiles.mesh import AxisRef, LogicalMesh
 from shardwright.planner.collectives import DimAxes, compiled_step
+from shardwright.planner.feeding import Feeding, feeding
 from shardwright.planner.fusion import FusionPlan
 from shardwright.planner.halo import halo_seconds
 from shardwright.planner.liveness import Lifetime
@@ -74,6 +75,7 @@ class ShardingProblem:
 
     Attributes:
       alike: for every node a class of nodes that choose alike (see `repeats`), or None.
+      feeding: what feeding arguments counts; it hides behind the step and is no part of it.
     """
 
     mesh: LogicalMesh
@@ -86,6 +88,7 @@ class ShardingProblem:
     memory: tuple[MemoryTerm, ...] = field(repr=False)
     loop_of: tuple[int, ...] = field(repr=False)
     alike: tuple[int, ...] | None = field(default=None, repr=False)
+    feeding: Feeding = field(default_factory=Feeding, repr=False)
 
     def weighed(self, hiding: float | Mapping[int, float], memory_limit: float) -> Problem:
         """The integer program for one weight of what hides against what it hides behind.
@@ -109,6 +112,8 @@ class ShardingProblem:
                 self.compute, self.exposed, self.strategies, self.loop_of, strict=True
             )
         ]
+        for node, seconds in self.feeding.seconds.items():
+            costs[node] = costs[node] + seconds
         edges = [Edge(t.a, t.b, share.edge(t, weight(t.loop))) for t in self.transfers]
         names = [node.label for node in self.node_graph.nodes]
         names += [f"copy of value {copy.value}" for copy in self.copies]
@@ -154,6 +159,10 @@ class ShardingProblem:
             if t.gathers is not None:
                 gathers[t.loop] = gathers.get(t.loop, 0.0) + float(t.gathers[at])
         return compute, gathers, exposed
+
+    def step_bound(self, bound: float) -> float:
+        """What no step takes less than, where nothing costs less than `bound` as `weighed`."""
+        return bound - self.feeding.most
 
     def step_seconds(self, choices: Sequence[int]) -> float:
         """Seconds of a step: gathers hide behind the compute of their loop as far as it lasts."""
@@ -266,6 +275,7 @@ class _Pricer:
     def price(self) -> ShardingProblem:
         compute, exposed = self._node_seconds()
         transfers = self._transfers(exposed)
+        least = sum(float(seconds.min()) for seconds in compute if len(seconds))
         return ShardingProblem(
             mesh=self._mesh,
             node_graph=self._nodes,
@@ -276,6 +286,7 @@ class _Pricer:
             transfers=tuple(transfers),
             memory=tuple(self._memory()),
             loop_of=self._skeleton.loop_of,
+            feeding=feeding(self._nodes, self.shapes, self._mesh.slice.chip, least),
         )
 
     # -- compute -------------------------------------------------------------------------------

@@ -30,11 +30,12 @@ def solve_weighed(
     Where the problem has alike nodes, they choose alike; the bound is then of nothing.
 
     Args:
-      cutoff: a cost of no use.
+      cutoff: seconds of a step that are of no use.
       untie: let alike nodes differ where that is better, and bound what any choices cost.
     """
     deadline = time.perf_counter() + time_limit_s
     program = problem.weighed(weights, memory_limit)
+    cutoff += problem.feeding.most
     if problem.alike is None:
         return solve(
             program,
