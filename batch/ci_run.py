@@ -154,7 +154,8 @@ def _units(jobs: dict[str, Job]) -> list[_Unit]:
 
 def _trace(job: Job) -> _Traced | Failure:
     from shardwright.cli_inputs import load_target
-    from shardwright.planner.program import Program, in_mesh
+    from shardwright.planner.program import Program
+    from shardwright.planner.tracing import in_mesh
 
     try:
         target = load_target(job.target, job.args, job.donate, job.options)

@@ -39,10 +39,11 @@ from shardwright.planner import verification
 from shardwright.planner.annotated import annotated_stablehlo
 from shardwright.planner.evaluation import evaluate_partitioned
 from shardwright.planner.partitioned import partition
-from shardwright.planner.plan import dim_axes
+from shardwright.planner.plan_data import dim_axes
 from shardwright.planner.planning import estimate_model
-from shardwright.planner.program import Program, in_mesh
+from shardwright.planner.program import Program
 from shardwright.planner.search import prepare
+from shardwright.planner.tracing import in_mesh
 from shardwright.planner.verification_report import Verification
 
 TIME_LIMIT_S = 15.0

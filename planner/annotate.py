@@ -14,7 +14,8 @@ from shardwright.errors import InputError
 from shardwright.planner import mlir
 from shardwright.planner.collectives import DimAxes
 from shardwright.planner.constraints import Demand, Site, ValueConstraint
-from shardwright.planner.graph import OpKey, operation_keys
+from shardwright.planner.graph import OpKey
+from shardwright.planner.graph_reader import operation_keys
 from shardwright.planner.mlir import ir, sdy
 from shardwright.planner.reshard_route import Change, Route, routes
 

@@ -8,7 +8,8 @@ from shardwright.errors import InputError
 from shardwright.planner.annotate import annotate
 from shardwright.planner.kernel_lowering import place_kernels
 from shardwright.planner.mlir import ir
-from shardwright.planner.plan import Plan, dim_axes
+from shardwright.planner.plan import Plan
+from shardwright.planner.plan_data import dim_axes
 from shardwright.planner.program import Program
 
 

@@ -184,7 +184,7 @@ class _Bench:
     """A plan on its program, where alternatives are priced."""
 
     def __init__(self, plan: Plan, program: Program, prepared: Prepared) -> None:
-        from shardwright.planner.plan import dim_axes
+        from shardwright.planner.plan_data import dim_axes
 
         self._plan = plan
         self._data = plan.data
@@ -292,7 +292,7 @@ class _Bench:
         return self._told(best.evaluation, moved), ""
 
     def _fixed(self, target: Target, sharding: DimAxes, mesh: LogicalMesh) -> FixedStrategies:
-        from shardwright.planner.plan import dim_axes
+        from shardwright.planner.plan_data import dim_axes
 
         nodes = self._prepared.nodes
         pins = {path: dim_axes(spec) for path, spec in self._data.options.pinned.items()}

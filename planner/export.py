@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from shardwright.errors import InputError
-from shardwright.planner.plan import partition_spec
+from shardwright.planner.plan_data import partition_spec
 from shardwright.planner.plan_schema import ConstraintModel, PlanModel, Spec, TensorModel
 
 _MAIN_OPS = ("dot_general", "convolution", "gather", "custom_call")

@@ -18,9 +18,10 @@ from shardwright.planner.partitioned import partition
 from shardwright.planner.pins import dim_axes_of
 from shardwright.planner.plan_schema import EstimateModel
 from shardwright.planner.planning import estimate_model
-from shardwright.planner.program import Program, Tensor, in_mesh
+from shardwright.planner.program import Program, Tensor
 from shardwright.planner.requests import EvaluateRequest, checked
 from shardwright.planner.search import Prepared, prepare
+from shardwright.planner.tracing import in_mesh
 
 
 def evaluate(

@@ -19,7 +19,7 @@ from shardwright.errors import InputError
 from shardwright.planner import mlir
 from shardwright.planner.collectives import DimAxes
 from shardwright.planner.given import MANUAL
-from shardwright.planner.graph import operation_keys
+from shardwright.planner.graph_reader import operation_keys
 from shardwright.planner.kernel_ops import KernelInfo, is_registered, read_kernel, target_of
 from shardwright.planner.kernel_shardings import KernelShardings
 from shardwright.planner.kernels import CALL_ATTRIBUTE, KernelCall

@@ -21,7 +21,8 @@ from shardwright.planner.collectives import (
     read_step,
 )
 from shardwright.planner.constraints import ValueConstraint
-from shardwright.planner.graph import OP_ID, OpGraph, number_operations, operations
+from shardwright.planner.graph import OpGraph
+from shardwright.planner.graph_reader import OP_ID, number_operations, operations
 from shardwright.planner.mlir import ir
 from shardwright.planner.narrowing import Narrowing
 from shardwright.planner.nodes import BARRIER

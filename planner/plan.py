@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import functools
 import json
 from collections.abc import Callable, Sequence
@@ -14,39 +13,35 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax._src.interpreters.mlir import dtype_to_ir_type
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding
 from pydantic import ValidationError
 
 from shardwright.errors import InputError
 from shardwright.hardware_profiles.chip import parse_chip
-from shardwright.hardware_profiles.mesh import AxisRef, LogicalMesh, order_devices
+from shardwright.hardware_profiles.mesh import LogicalMesh, order_devices
 from shardwright.planner import mlir
 from shardwright.planner.annotate import annotate, check_program
-from shardwright.planner.collectives import DimAxes
-from shardwright.planner.constraints import Demand, Site, ValueConstraint
-from shardwright.planner.graph import OpKey
+from shardwright.planner.constraints import ValueConstraint
 from shardwright.planner.kernel_lowering import place_kernels
 from shardwright.planner.kernel_shardings import KernelShardings
 from shardwright.planner.kernels import planned_calls
+from shardwright.planner.plan_data import (
+    damage,
+    dim_axes,
+    op_key,
+    partition_spec,
+    tree_of,
+    value_constraint,
+)
 from shardwright.planner.plan_schema import (
     SCHEMA_VERSION,
-    ConstraintModel,
-    DemandModel,
     EstimateModel,
-    KernelModel,
     PlanModel,
-    SiteModel,
     SolverModel,
-    Spec,
     TensorModel,
 )
-from shardwright.planner.program import (
-    Program,
-    function_name,
-    in_mesh,
-    lower_for_planning,
-    traced_output,
-)
+from shardwright.planner.program import Program
+from shardwright.planner.tracing import function_name, in_mesh, lower_for_planning, traced_output
 
 if TYPE_CHECKING:
     from shardwright.planner.explain import Explanation
@@ -69,8 +64,8 @@ class Plan:
     ) -> None:
         self.data = data
         self._program = program
-        self._in_tree = in_tree or _tree(data.program.in_tree)
-        self._out_tree = out_tree or _tree(data.program.out_tree)
+        self._in_tree = in_tree or tree_of(data.program.in_tree)
+        self._out_tree = out_tree or tree_of(data.program.out_tree)
 
     def __repr__(self) -> str:
         axes = ", ".join(f"{name}={size}" for name, size in self.mesh_axes.items())
@@ -219,11 +214,11 @@ class Plan:
             data = PlanModel.model_validate(raw)
         except ValidationError as error:
             first = error.errors()[0]
-            damage = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+            wrong = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
         else:
-            damage = _damage(data)
-        if damage:
-            raise InputError(f"the plan is damaged at {damage}", where=where, do=make_one)
+            wrong = damage(data)
+        if wrong:
+            raise InputError(f"the plan is damaged at {wrong}", where=where, do=make_one)
         return Plan(data)
 
     # -- running it ----------------------------------------------------------------------------
@@ -325,14 +320,14 @@ class Plan:
 
     def constraints(self) -> tuple[ValueConstraint, ...]:
         """The constraints that the plan puts inside the program."""
-        return tuple(_constraint(c) for c in self.data.constraints)
+        return tuple(value_constraint(c) for c in self.data.constraints)
 
     def kernels(self) -> tuple[KernelShardings, ...]:
         """How the calls of kernels are sharded."""
         return tuple(
             KernelShardings(
                 name=k.name,
-                key=_key(k.site),
+                key=op_key(k.site),
                 operands=tuple(map(dim_axes, k.in_specs)),
                 results=tuple(map(dim_axes, k.out_specs)),
                 summed=tuple(k.summed),
@@ -413,138 +408,8 @@ def mlir_dtype(dtype: Any) -> str:
         return str(dtype_to_ir_type(np.dtype(dtype)))
 
 
-def partition_spec(spec: Spec) -> PartitionSpec:
-    """A sharding from plan data as JAX writes it, without trailing None."""
-    entries = [None if not axes else axes[0] if len(axes) == 1 else tuple(axes) for axes in spec]
-    while entries and entries[-1] is None:
-        entries.pop()
-    return PartitionSpec(*entries)
-
-
-def tree_text(tree: Any) -> str | None:
-    """A pytree structure as text, or None for containers that jax cannot serialise."""
-    if tree is None:
-        return None
-    try:
-        return base64.b64encode(tree.serialize_using_proto()).decode()
-    except ValueError:
-        return None
-
-
-def _tree(text: str | None) -> Any:
-    if text is None:
-        return None
-    registry = jax.tree_util.default_registry
-    return jax.tree_util.PyTreeDef.deserialize_using_proto(
-        registry, base64.b64decode(text, validate=True)
-    )
-
-
-def _damage(data: PlanModel) -> str:
-    """What in a plan does not go together, or ""."""
-    program = data.program
-    trees = {"in_tree": program.inputs, "out_tree": program.outputs}
-    for name, tensors in trees.items():
-        try:
-            tree = _tree(getattr(program, name))
-        except Exception as error:  # base64 and jax raise several types for broken text
-            return f"program.{name}: {error}"
-        if tree is not None and tree.num_leaves != len(tensors):
-            return f"program.{name}: {tree.num_leaves} leaves for {len(tensors)} arrays"
-    mesh = LogicalMesh.from_json(data.mesh, parse_chip(data.chip))
-    if mesh.shape != data.mesh_axes:
-        return "mesh_axes: they are not those of mesh"
-    if mesh.slice.name != data.topology:
-        return f"topology: the mesh is laid on {mesh.slice.name}"
-    specs = [t.spec for t in (*program.inputs, *program.outputs)]
-    for c in data.constraints:
-        specs += [c.made, c.given or [], *(d.spec or [] for d in c.demands)]
-    for k in data.kernels:
-        specs += [*k.in_specs, *k.out_specs, [k.summed]]
-    named = {axis for spec in specs for dim in spec for axis in dim}
-    if unknown := named - data.mesh_axes.keys():
-        return f"a spec that names {', '.join(sorted(unknown))}, which the mesh does not have"
-    return ""
-
-
 def _as_tree(tensors: Sequence[TensorModel], tree: Any) -> Any:
     specs = [partition_spec(t.spec) for t in tensors]
     if tree is None:
         return {t.path: spec for t, spec in zip(tensors, specs, strict=True)}
     return tree.unflatten(specs)
-
-
-# -- between the plan's data and the planner's ---------------------------------------------------
-
-
-def spec_of(sharding: DimAxes) -> Spec:
-    """A sharding as plan data."""
-    return [[axis.name for axis in dim] for dim in sharding]
-
-
-def dim_axes(spec: Spec) -> DimAxes:
-    """A sharding from plan data."""
-    return tuple(tuple(AxisRef(name) for name in dim) for dim in spec)
-
-
-def constraint_model(constraint: ValueConstraint) -> ConstraintModel:
-    """A constraint as plan data."""
-    return ConstraintModel(
-        site=_site_model(constraint.site),
-        made=spec_of(constraint.made),
-        given=None if constraint.copy is None else spec_of(constraint.copy),
-        demands=[
-            DemandModel(
-                site=_site_model(d.site), spec=None if d.sharding is None else spec_of(d.sharding)
-            )
-            for d in constraint.demands
-        ],
-        source=constraint.source,
-    )
-
-
-def _constraint(model: ConstraintModel) -> ValueConstraint:
-    return ValueConstraint(
-        site=_site(model.site),
-        made=dim_axes(model.made),
-        copy=None if model.given is None else dim_axes(model.given),
-        demands=tuple(
-            Demand(_site(d.site), None if d.spec is None else dim_axes(d.spec))
-            for d in model.demands
-        ),
-        source=model.source,
-    )
-
-
-def kernel_model(kernel: KernelShardings) -> KernelModel:
-    """The shardings of a kernel's call as plan data."""
-    return KernelModel(
-        site=_site_model(Site("result", 0, kernel.key)),
-        name=kernel.name,
-        in_specs=[spec_of(s) for s in kernel.operands],
-        out_specs=[spec_of(s) for s in kernel.results],
-        summed=list(kernel.summed),
-        source=kernel.source,
-    )
-
-
-def _site_model(site: Site) -> SiteModel:
-    if site.key is None:
-        return SiteModel(kind=site.kind, index=site.index)  # type: ignore[arg-type]
-    return SiteModel(
-        kind=site.kind,  # type: ignore[arg-type]
-        index=site.index,
-        location=site.key.location,
-        op=site.key.op,
-        ordinal=site.key.ordinal,
-        branch=site.branch,
-    )
-
-
-def _site(model: SiteModel) -> Site:
-    key = None if model.op is None else _key(model)
-    return Site(model.kind, model.index, key, model.branch)
-
-
-def _key(model: SiteModel) -> OpKey:
-    return OpKey(model.location or "", model.op or "", model.ordinal)

@@ -76,7 +76,7 @@ def run(payload: tuple[PlanTask, str | None], report: Callable[[Progress], None]
 
 def with_trees(plan: PlanModel, program: Program) -> PlanModel:
     """A plan that was made without the pytrees of its program, with them."""
-    from shardwright.planner.plan import tree_text
+    from shardwright.planner.plan_data import tree_text
 
     trees = {"in_tree": tree_text(program.in_tree), "out_tree": tree_text(program.out_tree)}
     return plan.model_copy(update={"program": plan.program.model_copy(update=trees)})

@@ -23,7 +23,8 @@ from shardwright.planner.given import check_mesh
 from shardwright.planner.graph import OpGraph
 from shardwright.planner.kernel_shardings import kernel_shardings
 from shardwright.planner.pins import specs_by_path
-from shardwright.planner.plan import Plan, constraint_model, kernel_model, spec_of, tree_text
+from shardwright.planner.plan import Plan
+from shardwright.planner.plan_data import constraint_model, kernel_model, spec_of, tree_text
 from shardwright.planner.plan_schema import (
     BufferModel,
     CollectiveModel,
@@ -39,7 +40,7 @@ from shardwright.planner.plan_schema import (
     TensorModel,
     VersionsModel,
 )
-from shardwright.planner.program import Program, in_mesh
+from shardwright.planner.program import Program
 from shardwright.planner.requests import PlanRequest, checked
 from shardwright.planner.schedule import schedule_entries
 from shardwright.planner.search import (
@@ -49,6 +50,7 @@ from shardwright.planner.search import (
     prepare,
     search_meshes,
 )
+from shardwright.planner.tracing import in_mesh
 from shardwright.version import VERSION
 
 _MOST_AXES = 3

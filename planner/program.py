@@ -6,19 +6,16 @@ and which outputs take over the buffers of which inputs.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import export as jax_export
-from jax._src.config import traceback_in_locations_limit
-from jax.sharding import AbstractMesh, AxisType, use_abstract_mesh
 from jaxlib.mlir.dialects import stablehlo
 
 from shardwright.errors import InputError
@@ -27,8 +24,8 @@ from shardwright.planner.given import program_mesh
 from shardwright.planner.kernels import KernelCall, planned_calls
 from shardwright.planner.mlir import ir
 from shardwright.planner.program_file import ProgramNames, take_names, write_names
+from shardwright.planner.tracing import function_name, lower_for_planning, user_errors
 
-T = TypeVar("T")
 _EXPORT_HELP = "Pass the bytes that jax.export's Exported.serialize() returned"
 
 
@@ -196,75 +193,6 @@ class Program:
         return _from_module(text_or_bytes, name="", in_paths=None, out_paths=None)
 
 
-def mesh_context(shape: Mapping[str, int]) -> AbstractContextManager[Any]:
-    """A context in which functions may name the axes of a mesh that has no devices here."""
-    names = tuple(shape)
-    mesh = AbstractMesh(tuple(shape.values()), names, axis_types=(AxisType.Auto,) * len(names))
-    return use_abstract_mesh(mesh)
-
-
-def in_mesh(shape: Mapping[str, int] | None, make: Callable[[], T]) -> T:
-    """What `make` returns where functions may name the axes of a mesh.
-
-    A `shard_map` that was given a mesh of its own devices refuses any other around it, so such a
-    function is called without.
-    """
-    if shape is None:
-        return make()
-    try:
-        with mesh_context(shape):
-            return make()
-    except InputError as error:
-        if "context mesh" not in error.what:
-            raise
-    return make()
-
-
-def function_name(fn: Callable[..., Any]) -> str:
-    """A readable name for a function, looking through partials."""
-    while isinstance(fn, functools.partial):
-        fn = fn.func
-    return getattr(fn, "__name__", type(fn).__name__)
-
-
-def lower_for_planning(
-    fn: Callable[..., Any],
-    args: Sequence[Any],
-    donate_argnums: Sequence[int],
-    platform: str = "tpu",
-    **jit_options: Any,
-) -> Any:
-    """Lowers a function the one way that planning and executing both use.
-
-    Unused arguments are kept, so that the arguments of main are the leaves of `args` in order.
-
-    Raises:
-      InputError: the function does not trace with these arguments.
-    """
-
-    # JAX keeps the module of a lowering, and annotations change it: a function of its own gets
-    # a module of its own.
-    def own(*own_args: Any) -> Any:
-        return fn(*own_args)
-
-    own.__name__ = function_name(fn)
-    # The innermost line is the one that is told; the callers above it would make the same program
-    # another one for each place that it is planned from.
-    with _user_errors(fn), planned_calls(), traceback_in_locations_limit(1):
-        jitted = jax.jit(own, donate_argnums=tuple(donate_argnums), keep_unused=True, **jit_options)
-        return jitted.trace(*args).lower(lowering_platforms=(platform,))
-
-
-def traced_output(fn: Callable[..., Any], args: Sequence[Any]) -> Any:
-    """Shapes and types of what a function returns, in its pytree.
-
-    Raises:
-      InputError: the function does not trace with these arguments.
-    """
-    with _user_errors(fn):
-        return jax.eval_shape(fn, *args)
-
-
 def _donated(
     fn: Callable[..., Any], args: Sequence[Any], asked: int | Sequence[int]
 ) -> tuple[int, ...]:
@@ -278,33 +206,11 @@ def _donated(
                 do="Give positions of arguments, counted from 0",
             )
     if isinstance(fn, jax.stages.Wrapped):
-        with _user_errors(fn):
+        with user_errors(fn):
             info, _ = fn.trace(*args).args_info
         leaves = (jax.tree.leaves(arg, is_leaf=lambda x: hasattr(x, "donated")) for arg in info)
         donated.update(i for i, arg in enumerate(leaves) if any(leaf.donated for leaf in arg))
     return tuple(sorted(donated))
-
-
-@contextmanager
-def _user_errors(fn: Callable[..., Any]) -> Iterator[None]:
-    """Tells what goes wrong in tracing a function as an InputError."""
-    try:
-        yield
-    except InputError:
-        raise
-    except Exception as error:  # whatever the user's function raises
-        reason = next((line for line in str(error).splitlines() if line.strip()), "")
-        what = "the function does not trace with these arguments"
-        do = (
-            "Pass arrays or jax.ShapeDtypeStructs shaped like the real arguments, and bind "
-            "static arguments with functools.partial"
-        )
-        if "different from the lowering platform" in reason:
-            what = "the function calls back to Python, which cannot be lowered for another platform"
-            do = "Leave out jax.debug.print and other callbacks for planning"
-        raise InputError(
-            f"{what}: {type(error).__name__}: {reason[:400]}", where=function_name(fn), do=do
-        ) from error
 
 
 def _paths(tree: Any) -> list[str]:

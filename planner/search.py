@@ -19,7 +19,8 @@ from shardwright.planner.collectives import DimAxes
 from shardwright.planner.constraints import ValueConstraint, value_constraints
 from shardwright.planner.evaluation import Evaluation, evaluate_partitioned
 from shardwright.planner.fusion import FusionPlan, plan_fusions
-from shardwright.planner.graph import OpGraph, build_graph
+from shardwright.planner.graph import OpGraph
+from shardwright.planner.graph_reader import build_graph
 from shardwright.planner.liveness import Lifetime, lifetimes
 from shardwright.planner.mesh_order import GoodMeshes
 from shardwright.planner.misfit import does_not_fit

@@ -33,7 +33,8 @@ from shardwright.planner.compiled_memory import compiled_peak
 from shardwright.planner.hlo import HloModule, parse_hlo
 from shardwright.planner.kernel_lowering import place_kernels
 from shardwright.planner.plan import Plan, abstract
-from shardwright.planner.program import Program, in_mesh
+from shardwright.planner.program import Program
+from shardwright.planner.tracing import in_mesh
 from shardwright.planner.verification_report import (
     MemoryComparison,
     OutputComparison,

@@ -108,7 +108,7 @@ def ask_plan(
     from shardwright.hardware_profiles.slices import parse_slice
     from shardwright.planner.given import check_mesh
     from shardwright.planner.pins import specs_by_path
-    from shardwright.planner.plan import spec_of
+    from shardwright.planner.plan_data import spec_of
     from shardwright.planner.requests import PlanRequest, checked
 
     asked = checked(
@@ -171,7 +171,7 @@ def ask_evaluation(
     """
     from shardwright.hardware_profiles.slices import parse_slice
     from shardwright.planner.hand_made import flat_shardings
-    from shardwright.planner.plan import spec_of
+    from shardwright.planner.plan_data import spec_of
     from shardwright.planner.requests import EvaluateRequest, checked
 
     asked = checked(
@@ -238,7 +238,8 @@ def _trace(
     donate_argnums: int | Sequence[int],
     mesh: Mapping[str, int] | None,
 ) -> Program:
-    from shardwright.planner.program import Program, in_mesh
+    from shardwright.planner.program import Program
+    from shardwright.planner.tracing import in_mesh
 
     if options:
         raise InputError(

@@ -17,7 +17,8 @@ from shardwright.hardware_profiles.slices import parse_slice
 from shardwright.planner import mlir
 from shardwright.planner.annotate import annotate
 from shardwright.planner.constraints import Demand, Site, ValueConstraint, value_constraints
-from shardwright.planner.graph import OpKey, build_graph
+from shardwright.planner.graph import OpKey
+from shardwright.planner.graph_reader import build_graph
 from shardwright.planner.problem import build_problem
 from shardwright.planner.program import Program
 from shardwright.planner.search import prepare

@@ -15,7 +15,8 @@ from jaxlib import _jax
 import shardwright as sw
 from shardwright.errors import InputError
 from shardwright.planner.annotated import annotated_stablehlo
-from shardwright.planner.plan import Plan, partition_spec
+from shardwright.planner.plan import Plan
+from shardwright.planner.plan_data import partition_spec
 from shardwright.planner.program import Program
 
 MESH = {"data": 2, "model": 4}

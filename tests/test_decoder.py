@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from shardwright.models import build, decoder
-from shardwright.planner.program import mesh_context
+from shardwright.planner.tracing import mesh_context
 
 # Tiny programs: compiling costs more than running.
 quick_jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})

@@ -15,7 +15,7 @@ from shardwright.hardware_profiles.slices import parse_slice
 from shardwright.models import build
 from shardwright.models.decoder import dot_attention
 from shardwright.models.flash_attention import _kernels
-from shardwright.planner.graph import build_graph
+from shardwright.planner.graph_reader import build_graph
 from shardwright.planner.kernel_costs import evaluate_cost
 from shardwright.planner.plan_schema import OptionsModel
 from shardwright.planner.planning import make_plan

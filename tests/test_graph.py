@@ -12,8 +12,10 @@ import pytest
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from shardwright.planner.graph import Op, OpGraph, build_graph
-from shardwright.planner.program import Program, mesh_context
+from shardwright.planner.graph import Op, OpGraph
+from shardwright.planner.graph_reader import build_graph
+from shardwright.planner.program import Program
+from shardwright.planner.tracing import mesh_context
 
 F32 = jnp.float32
 

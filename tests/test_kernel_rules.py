@@ -9,7 +9,8 @@ import pytest
 
 import shardwright as sw
 from shardwright.errors import InputError
-from shardwright.planner.graph import Op, build_graph
+from shardwright.planner.graph import Op
+from shardwright.planner.graph_reader import build_graph
 from shardwright.planner.kernel_costs import evaluate_cost
 
 ATTENTION = "b h t d, b h s d, b h s d -> b h t d"

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from shardwright.planner.graph import build_graph
+from shardwright.planner.graph_reader import build_graph
 from shardwright.planner.nodes import NodeGraph, build_nodes
 from shardwright.planner.program import Program
 

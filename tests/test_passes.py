@@ -6,7 +6,7 @@ import pytest
 from jaxlib.mlir import passmanager
 
 from shardwright.planner import mlir
-from shardwright.planner.graph import build_graph
+from shardwright.planner.graph_reader import build_graph
 from shardwright.planner.program import Program
 
 F32 = jnp.float32

@@ -11,7 +11,8 @@ from jax import lax
 import shardwright as sw
 from shardwright.hardware_profiles.mesh import AxisRef
 from shardwright.planner import rules
-from shardwright.planner.graph import Op, build_graph
+from shardwright.planner.graph import Op
+from shardwright.planner.graph_reader import build_graph
 from shardwright.planner.hand_made import evaluate
 from shardwright.planner.partitioned import partition
 from shardwright.planner.program import Program

@@ -11,7 +11,7 @@ from jax import lax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from shardwright.planner.graph import build_graph
+from shardwright.planner.graph_reader import build_graph
 from shardwright.planner.nodes import build_nodes
 from shardwright.planner.problem import node_strategies
 from shardwright.planner.program import Program
