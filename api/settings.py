@@ -76,6 +76,12 @@ class Settings(BaseSettings):
     keep_events: int = Field(
         500, ge=1, description="progress events that are kept of each job, the newest"
     )
+    keep_days: float | None = Field(
+        None,
+        ge=1,
+        description="days after which finished plans, evaluations and comparisons are deleted, and "
+        "programs that none of them names; empty: never",
+    )
     lease_seconds: float = Field(
         30.0,
         gt=0,

@@ -159,6 +159,15 @@ def test_wrong_input_fails_with_what_where_and_do_and_keeps_the_worker(
     assert engine.pids == pids
 
 
+def test_the_traceback_of_a_fault_goes_to_the_log_of_the_service(
+    engine: LocalEngine, make_task: Callable[..., Task], caplog: pytest.LogCaptureFixture
+) -> None:
+    report, _ = run(engine, make_task(FINE, kind="no such kind"))
+    assert failure(report).kind == "internal"
+    assert "Traceback" in caplog.text
+    assert "KeyError: 'no such kind'" in caplog.text
+
+
 def test_an_idle_worker_that_dies_is_replaced(engine: LocalEngine) -> None:
     wait_free(engine)
     (pid,) = engine.pids

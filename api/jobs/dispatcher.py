@@ -38,7 +38,8 @@ _PROGRESS_SECONDS = 0.5
 _START_AGAIN_SECONDS = 5.0
 _PASSING = (OSError, OperationalError, InterfaceError, PoolTimeoutError)
 """What a store says that is away and may come back."""
-_FOLDERS = {"plan": "plans", "evaluate": "evaluations", "inspect": "inspections"}
+_EXPIRE_SECONDS = 60.0
+"""How often the store is relieved of what it need not keep any longer."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ class Dispatcher:
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="dispatcher", daemon=True)
         self._healthy_at = 0.0
-        self._looked_at = self._renewed_at = self._recovered_at = 0.0
+        self._looked_at = self._renewed_at = self._recovered_at = self._expired_at = 0.0
 
     def start(self) -> None:
         """Starts the thread, which first takes over what dead servers left."""
@@ -154,6 +155,10 @@ class Dispatcher:
         if now - self._renewed_at > self._lease_s / 3 and self._running:
             self._renewed_at = now
             self._store.jobs.renew(self._holder, self._lease_s)
+        if now - self._expired_at > _EXPIRE_SECONDS:
+            self._expired_at = now
+            if gone := self._store.expire():
+                _log.info("deleted %d jobs and programs that were kept long enough", gone)
         if now - self._looked_at > _LOOK_SECONDS:
             self._looked_at = now
             self._end_unheld()
@@ -248,7 +253,7 @@ class Dispatcher:
         claim = running.claim
         # Every attempt has a folder of its own, which the row names once all files are in it: a
         # crash in between, or a second runner, cannot mix the files of two attempts.
-        home = _home(claim.job)
+        home = claim.job.home
         folder = f"{home}/{claim.token}"
         paths = {name: f"{folder}/{name}" for name in report.files}
         for name, path in paths.items():
@@ -273,7 +278,7 @@ class Dispatcher:
         if job is None:
             return
         if job.is_final:
-            self._store.files.delete_tree(_home(job))
+            self._store.files.delete_tree(job.home)
         self._tell(Observation("failed" if job.is_final else "retried", job))
 
     def _tell_progress(self) -> None:
@@ -305,8 +310,3 @@ class Dispatcher:
                 _log.exception("job %s could not be given back", running.claim.job.id)
             self._forget(token)
         shutil.rmtree(self._scratch, ignore_errors=True)
-
-
-def _home(job: Job) -> str:
-    """The folder of a job's attempts in the store of files."""
-    return f"{_FOLDERS[job.kind]}/{job.id}"

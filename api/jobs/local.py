@@ -143,10 +143,14 @@ class LocalEngine:
             worker.stage = str(progress.get("stage", ""))
             return [Progressed(task.id, progress)]
         worker.task = None
+        report = outcome(task, message)
+        if isinstance(report, Failed) and report.failure.kind == "internal":
+            # The traceback is for whoever runs the service, and not for whoever asked.
+            _log.error("a job failed: %s\n%s", report.failure.what, worker.log_tail())
         if worker.has_grown():
             _log.info("worker %d has grown and is replaced", worker.pid)
             self._drop(worker)
-        return [outcome(task, message)]
+        return [report]
 
     def _watch(self) -> list[Report]:
         """Ends what uses more than it may."""

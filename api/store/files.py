@@ -8,6 +8,7 @@ import secrets
 import shutil
 import tempfile
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -88,6 +89,13 @@ class Files:
     def size(self, path: str) -> int:
         """Bytes in a file."""
         return int(self._fs.size(self._full(path)))
+
+    def modified(self, path: str) -> datetime:
+        """When a file was last written; now, where there is none."""
+        with contextlib.suppress(FileNotFoundError):
+            told: datetime = self._fs.modified(self._full(path))
+            return told.replace(tzinfo=UTC) if told.tzinfo is None else told
+        return datetime.now(UTC)
 
     def delete_tree(self, path: str) -> None:
         """Deletes a folder with all in it, if it is there."""

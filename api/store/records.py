@@ -14,6 +14,12 @@ Scope = Literal["read", "plan", "admin"]
 
 FINAL_STATUSES: frozenset[str] = frozenset({"succeeded", "failed", "cancelled"})
 
+_FOLDERS: dict[JobKind, str] = {
+    "plan": "plans",
+    "evaluate": "evaluations",
+    "inspect": "inspections",
+}
+
 
 @dataclass(frozen=True)
 class Job:
@@ -53,6 +59,16 @@ class Job:
     def is_final(self) -> bool:
         """Nothing more happens to it."""
         return self.status in FINAL_STATUSES
+
+    @property
+    def home(self) -> str:
+        """The folder of its attempts in the store of files."""
+        return home_of(self.kind, self.id)
+
+
+def home_of(kind: JobKind, job_id: str) -> str:
+    """The folder of a job's attempts in the store of files."""
+    return f"{_FOLDERS[kind]}/{job_id}"
 
 
 @dataclass(frozen=True)

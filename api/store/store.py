@@ -7,6 +7,7 @@ import fcntl
 import os
 import tempfile
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 
 from sqlalchemy.exc import SQLAlchemyError
@@ -14,6 +15,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from shardwright.api.settings import Settings
 from shardwright.api.store.comparisons import Comparisons
 from shardwright.api.store.database import Database, ping, unreachable
+from shardwright.api.store.expiry import expire
 from shardwright.api.store.files import Files
 from shardwright.api.store.jobs import Jobs
 from shardwright.api.store.keys import Keys
@@ -21,6 +23,8 @@ from shardwright.api.store.migrate import migrate
 from shardwright.api.store.programs import Programs
 from shardwright.api.store.records import Job
 from shardwright.errors import InputError
+
+_EXPIRED_AT_ONCE = 50
 
 
 class Store:
@@ -77,6 +81,18 @@ class Store:
           SQLAlchemyError: it gives none.
         """
         ping(self.database)
+
+    def expire(self) -> int:
+        """Deletes some of what is older than is kept; how many jobs and programs went.
+
+        Raises:
+          SQLAlchemyError, OSError: the database or the files do not answer.
+        """
+        if self.settings.keep_days is None:
+            return 0
+        with self.database.read() as session:
+            before = self.database.now(session) - timedelta(days=self.settings.keep_days)
+        return expire(self.database, self.files, before, _EXPIRED_AT_ONCE)
 
     def read_result(self, job: Job, name: str) -> bytes | None:
         """A file of a job's result, such as "plan.json"; None where it has none (any more)."""
