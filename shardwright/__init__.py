@@ -19,6 +19,7 @@ from shardwright.version import VERSION as __version__
 if TYPE_CHECKING:
     from shardwright.client import AsyncClient, Client
     from shardwright.models.flash_attention import flash_attention
+    from shardwright.models.pipeline import pipeline
     from shardwright.planner.comparison import compare
     from shardwright.planner.hand_made import evaluate
     from shardwright.planner.kernel_ops import register_op
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from shardwright.planner.planning import plan
     from shardwright.planner.program import Program
     from shardwright.planner.rules import register_rule
+    from shardwright.planner.variants import Variant
     from shardwright.planner.verification import verify
 
 _HOMES = {
@@ -38,9 +40,11 @@ _HOMES = {
     "evaluate": "shardwright.planner.hand_made",
     "flash_attention": "shardwright.models.flash_attention",
     "kernel": "shardwright.planner.kernels",
+    "pipeline": "shardwright.models.pipeline",
     "plan": "shardwright.planner.planning",
     "register_op": "shardwright.planner.kernel_ops",
     "register_rule": "shardwright.planner.rules",
+    "Variant": "shardwright.planner.variants",
     "verify": "shardwright.planner.verification",
 }
 
@@ -53,11 +57,13 @@ __all__ = [
     "Program",
     "ServiceError",
     "ShardwrightError",
+    "Variant",
     "__version__",
     "compare",
     "evaluate",
     "flash_attention",
     "kernel",
+    "pipeline",
     "plan",
     "register_op",
     "register_rule",
