@@ -6,24 +6,44 @@ constant grows with the sequence.
 """
 
 import functools
-from collections.abc import Callable, Mapping
-from typing import Any
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 
 from shardwright.models.flash_attention import flash_attention
-from shardwright.models.options import DecoderOptions
+from shardwright.models.options import DecoderOptions, MeshAxes, TransformerOptions
 from shardwright.models.training import Batch, PyTree, cross_entropy
 
 _INIT_STDDEV = 0.02
+_BUCKETS = 32
+_FARTHEST = 128
+_GATES = {"swiglu": jax.nn.silu, "geglu": jax.nn.gelu}
+"""Activations of gated feed-forward blocks. Source: Shazeer, GLU Variants (2020), equation 6."""
 
 Rope = tuple[jax.Array, jax.Array]
 InitBlock = Callable[[jax.Array], PyTree]
-Block = Callable[[PyTree, jax.Array, Rope | None], tuple[jax.Array, Any]]
-"""From weights, residual stream and rotary tables to the next residual stream and what else there
-is to return."""
+
+
+class Context(NamedTuple):
+    """What attention has to know of positions besides the residual stream.
+
+    Attributes:
+      rope: rotary tables, where positions are rotary.
+      bias: added to the scores [heads, queries, keys], where positions are relative.
+    """
+
+    rope: Rope | None = None
+    bias: jax.Array | None = None
+
+
+Block = Callable[[PyTree, jax.Array, Context], tuple[jax.Array, Any]]
+"""From weights, residual stream and positions to the next residual stream and what else there is
+to return."""
 
 
 def init_params(
@@ -49,44 +69,46 @@ def init_params(
         "layers": jax.vmap(init)(block_keys)
         if options.scan_layers
         else [init(block_key) for block_key in block_keys],
-        **_init_norm(options, "final_norm"),
+        **init_norm(options, "final_norm"),
     }
     if options.positions == "learned":
         shape = (options.position_rows, options.d_model)
         params["positions"] = normal(options, positions_key, shape)
+    if options.positions == "relative":
+        params["relative"] = init_relative(options, positions_key)
     if not options.tied_embedding:
         params["head"] = normal(options, head_key, (options.d_model, options.vocab))
     return params
 
 
-def init_layer(options: DecoderOptions, key: jax.Array) -> PyTree:
+def init_layer(options: TransformerOptions, key: jax.Array) -> PyTree:
     """Parameters of one dense layer."""
     attention_key, feed_forward_key = jax.random.split(key)
     feed_forward_params = init_feed_forward(options, options.d_ff, feed_forward_key)
-    return init_attention(options, attention_key) | feed_forward_params
+    norm = init_norm(options, "mlp_norm")
+    return init_attention(options, attention_key) | norm | feed_forward_params
 
 
-def init_attention(options: DecoderOptions, key: jax.Array) -> PyTree:
-    """Parameters of a layer's attention, and of both its norms."""
+def init_attention(options: TransformerOptions, key: jax.Array) -> PyTree:
+    """Parameters of attention and of the norm before it."""
     d, h, k, width = options.d_model, options.heads, options.key_value_heads, options.head_width
     shapes = {"wq": (d, h, width), "wk": (d, k, width), "wv": (d, k, width), "wo": (h, width, d)}
     bias_shapes = {"bq": (h, width), "bk": (k, width), "bv": (k, width), "bo": (d,)}
     projections = _init_projections(options, key, shapes, "wo", bias_shapes)
-    norms = _init_norm(options, "attention_norm") | _init_norm(options, "mlp_norm")
-    return projections | norms
+    return projections | init_norm(options, "attention_norm")
 
 
-def init_feed_forward(options: DecoderOptions, width: int, key: jax.Array) -> PyTree:
+def init_feed_forward(options: TransformerOptions, width: int, key: jax.Array) -> PyTree:
     """Parameters of a feed-forward block of a given width inside."""
     d = options.d_model
     shapes = {"w_up": (d, width), "w_down": (width, d)}
-    if options.mlp == "swiglu":
+    if options.mlp in _GATES:
         shapes["w_gate"] = (d, width)
     return _init_projections(options, key, shapes, "w_down", {"b_up": (width,), "b_down": (d,)})
 
 
 def _init_projections(
-    options: DecoderOptions,
+    options: TransformerOptions,
     key: jax.Array,
     shapes: Mapping[str, tuple[int, ...]],
     into_residual: str,
@@ -104,12 +126,18 @@ def _init_projections(
     return weights
 
 
-def normal(options: DecoderOptions, key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+def init_relative(options: TransformerOptions, key: jax.Array) -> jax.Array:
+    """Biases [buckets, heads] of attention scores by distance."""
+    return normal(options, key, (_BUCKETS, options.heads))
+
+
+def normal(options: TransformerOptions, key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """Weights with deviation 0.02."""
     return _INIT_STDDEV * jax.random.normal(key, shape, options.param_dtype)
 
 
-def _init_norm(options: DecoderOptions, name: str) -> dict[str, jax.Array]:
+def init_norm(options: TransformerOptions, name: str) -> dict[str, jax.Array]:
+    """Parameters of a norm of the residual stream."""
     scale = {name: jnp.ones(options.d_model, options.param_dtype)}
     if options.norm == "rms":
         return scale
@@ -125,94 +153,152 @@ def forward(
     options: DecoderOptions, params: PyTree, tokens: jax.Array, block: Block
 ) -> tuple[jax.Array, Any]:
     """Logits, and what the blocks return besides the residual stream, stacked over the blocks."""
-    dtype = options.compute_dtype
-    length = tokens.shape[1]
+    x, context = embed(options, params, tokens)
+    if options.positions == "relative":
+        bias = relative_bias(params["relative"], x.shape[1], bidirectional=not options.causal)
+        context = Context(bias=bias)
+    x, besides = run_layers(options, params["layers"], x, block, context)
+    return unembed(options, params, normalize(options, params, "final_norm", x)), besides
+
+
+def embed(options: TransformerOptions, params: PyTree, tokens: jax.Array) -> tuple[Any, Context]:
+    """The residual stream of tokens, and what attention has to know of their positions."""
+    dtype, length = options.compute_dtype, tokens.shape[1]
     x = jnp.take(params["embedding"], tokens, axis=0).astype(dtype)
     if options.positions == "learned":
         x = x + params["positions"][:length].astype(dtype)
-        rope = None
-    else:
+    if options.positions == "sinusoidal":
+        x = x + sinusoids(length, options.d_model).astype(dtype)
+    rope = None
+    if options.positions == "rope":
         rope = rope_tables(length, options.head_width, options.rope_theta)
-    x = _constrain_residual(options, x)
+    return constrain(x, options.residual_axes), Context(rope)
+
+
+def unembed(options: TransformerOptions, params: PyTree, x: jax.Array) -> jax.Array:
+    """Logits [batch, sequence, vocab] of a normalised residual stream."""
+    if options.tied_embedding:
+        return jnp.einsum("bsd,vd->bsv", x, params["embedding"].astype(x.dtype))
+    return jnp.einsum("bsd,dv->bsv", x, params["head"].astype(x.dtype))
+
+
+def run_layers(
+    options: TransformerOptions, layers: PyTree, x: jax.Array, block: Any, *context: Any
+) -> tuple[jax.Array, Any]:
+    """The residual stream after all layers, and what they return besides, stacked.
+
+    Args:
+      layers: one stacked parameter tree where `options.scan_layers`, else a list.
+      block: from weights, residual stream and context to the next residual stream and the rest.
+      context: what every layer is given besides; differentiated, where it holds arrays.
+    """
     rematerialized = _rematerialized(block, options)
 
     def next_residual(x: jax.Array, weights: PyTree) -> tuple[jax.Array, Any]:
-        x, besides = rematerialized(weights, x, rope)
-        return _constrain_residual(options, x), besides
+        x, besides = rematerialized(weights, x, *context)
+        return constrain(x, options.residual_axes), besides
 
     if options.scan_layers:
-        x, besides = jax.lax.scan(next_residual, x, params["layers"])
-    else:
-        each = []
-        for weights in params["layers"]:
-            x, one = next_residual(x, weights)
-            each.append(one)
-        besides = jax.tree.map(lambda *leaves: jnp.stack(leaves), *each)
-
-    x = normalize(options, params, "final_norm", x)
-    if options.tied_embedding:
-        return jnp.einsum("bsd,vd->bsv", x, params["embedding"].astype(dtype)), besides
-    return jnp.einsum("bsd,dv->bsv", x, params["head"].astype(dtype)), besides
+        return jax.lax.scan(next_residual, x, layers)
+    each = []
+    for weights in layers:
+        x, one = next_residual(x, weights)
+        each.append(one)
+    return x, jax.tree.map(lambda *leaves: jnp.stack(leaves), *each)
 
 
-def _rematerialized(block: Block, options: DecoderOptions) -> Block:
+def _rematerialized(block: Any, options: TransformerOptions) -> Any:
     if options.remat == "none":
         return block
     policies = jax.checkpoint_policies
     policy = {
         "full": policies.nothing_saveable,
         "dots": policies.dots_with_no_batch_dims_saveable,
+        "names": policies.save_and_offload_only_these_names(
+            names_which_can_be_saved=options.saved,
+            names_which_can_be_offloaded=options.offloaded,
+            offload_src="device",
+            offload_dst="pinned_host",
+        ),
     }[options.remat]
     # A scan body is a loop of its own, in which XLA cannot undo the recomputation.
     return jax.checkpoint(block, policy=policy, prevent_cse=not options.scan_layers)
 
 
-def _constrain_residual(options: DecoderOptions, x: jax.Array) -> jax.Array:
-    if options.residual_axes is None:
+def constrain(x: jax.Array, axes: Sequence[MeshAxes] | None) -> jax.Array:
+    """An array that is sharded over mesh axes, one entry a dimension; as it is where None."""
+    if axes is None:
         return x
-    constrained: jax.Array = jax.lax.with_sharding_constraint(
-        x, PartitionSpec(*options.residual_axes)
-    )
+    constrained: jax.Array = jax.lax.with_sharding_constraint(x, PartitionSpec(*axes))
     return constrained
 
 
 def layer(
-    options: DecoderOptions, weights: PyTree, x: jax.Array, rope: Rope | None
+    options: DecoderOptions, weights: PyTree, x: jax.Array, context: Context
 ) -> tuple[jax.Array, None]:
     """One dense layer; it returns nothing besides the residual stream."""
-    x = x + attention(options, weights, x, rope)
+    x = checkpoint_name(x, "decoder_layer_input")
+    x = x + attention(options, weights, x, context)
     y = normalize(options, weights, "mlp_norm", x)
     return x + feed_forward(options, weights, y), None
 
 
 def attention(
-    options: DecoderOptions, weights: PyTree, x: jax.Array, rope: Rope | None
+    options: DecoderOptions, weights: PyTree, x: jax.Array, context: Context
 ) -> jax.Array:
     """What attention adds to the residual stream x [batch, sequence, d_model]."""
-    w = _cast(weights, x.dtype, "wq", "wk", "wv", "wo", "bq", "bk", "bv", "bo")
     y = normalize(options, weights, "attention_norm", x)
-    q = _project("bsd,dhk->bshk", y, w["wq"], w.get("bq"))
-    k = _project("bsd,dhk->bshk", y, w["wk"], w.get("bk"))
-    v = _project("bsd,dhk->bshk", y, w["wv"], w.get("bv"))
+    return attend(options, weights, y, y, context, causal=options.causal)
+
+
+def attend(
+    options: TransformerOptions,
+    weights: PyTree,
+    y: jax.Array,
+    source: jax.Array,
+    context: Context,
+    *,
+    causal: bool,
+) -> jax.Array:
+    """What positions of y [batch, queries, d_model] take from source [batch, keys, d_model]."""
+    w = cast(weights, y.dtype, "wq", "wk", "wv", "wo", "bq", "bk", "bv", "bo")
+    q, k, v = project_heads(w, y, source, context.rope)
+    if options.attention == "flash":
+        mixed = flash_attention(q, k, v, causal=causal)
+    else:
+        mixed = dot_attention(q, k, v, causal=causal, bias=context.bias)
+        mixed = checkpoint_name(mixed, "context")
+    return checkpoint_name(_project("bshk,hkd->bsd", mixed, w["wo"], w.get("bo")), "out_proj")
+
+
+def project_heads(
+    weights: Mapping[str, jax.Array], y: jax.Array, source: jax.Array, rope: Rope | None
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Queries of y and keys and values of source, [batch, positions, heads, head_dim]."""
+    q = _project("bsd,dhk->bshk", y, weights["wq"], weights.get("bq"))
+    k = _project("bsd,dhk->bshk", source, weights["wk"], weights.get("bk"))
+    v = _project("bsd,dhk->bshk", source, weights["wv"], weights.get("bv"))
     if rope is not None:
         q, k = apply_rope(q, rope), apply_rope(k, rope)
-    attend = flash_attention if options.attention == "flash" else dot_attention
-    mixed = attend(q, k, v, causal=options.causal)
-    return _project("bshk,hkd->bsd", mixed, w["wo"], w.get("bo"))
+    q, k = checkpoint_name(q, "query_proj"), checkpoint_name(k, "key_proj")
+    return q, k, checkpoint_name(v, "value_proj")
 
 
-def feed_forward(options: DecoderOptions, weights: PyTree, y: jax.Array) -> jax.Array:
+def feed_forward(options: TransformerOptions, weights: PyTree, y: jax.Array) -> jax.Array:
     """A feed-forward block of y [batch, sequence, d_model], which is normalised."""
-    w = _cast(weights, y.dtype, "w_up", "w_gate", "w_down", "b_up", "b_down")
+    w = cast(weights, y.dtype, "w_up", "w_gate", "w_down", "b_up", "b_down")
     up = _project("bsd,df->bsf", y, w["w_up"], w.get("b_up"))
-    if options.mlp == "swiglu":
-        hidden = jax.nn.silu(jnp.einsum("bsd,df->bsf", y, w["w_gate"])) * up
+    if options.mlp in _GATES:
+        gate = checkpoint_name(jnp.einsum("bsd,df->bsf", y, w["w_gate"]), "mlpwi_0")
+        hidden = _GATES[options.mlp](gate) * checkpoint_name(up, "mlpwi_1")
     else:
-        hidden = jax.nn.gelu(up)
-    return _project("bsf,fd->bsd", hidden, w["w_down"], w.get("b_down"))
+        up = checkpoint_name(up, "mlpwi_0")
+        hidden = jax.nn.relu(up) if options.mlp == "relu" else jax.nn.gelu(up)
+    return checkpoint_name(_project("bsf,fd->bsd", hidden, w["w_down"], w.get("b_down")), "mlpwo")
 
 
-def _cast(weights: PyTree, dtype: Any, *names: str) -> dict[str, jax.Array]:
+def cast(weights: PyTree, dtype: Any, *names: str) -> dict[str, jax.Array]:
+    """Those of the named weights that there are, in the type of computation."""
     return {name: weights[name].astype(dtype) for name in names if name in weights}
 
 
@@ -221,7 +307,7 @@ def _project(equation: str, x: jax.Array, weight: jax.Array, bias: jax.Array | N
     return y if bias is None else y + bias
 
 
-def normalize(options: DecoderOptions, weights: PyTree, name: str, x: jax.Array) -> jax.Array:
+def normalize(options: TransformerOptions, weights: PyTree, name: str, x: jax.Array) -> jax.Array:
     """RMSNorm or LayerNorm over the last dimension, in float32.
 
     Source: Zhang and Sennrich, Root Mean Square Layer Normalization (2019), equation 4; Ba et al.,
@@ -239,16 +325,24 @@ def normalize(options: DecoderOptions, weights: PyTree, name: str, x: jax.Array)
     return normed
 
 
-def dot_attention(q: jax.Array, k: jax.Array, v: jax.Array, *, causal: bool = True) -> jax.Array:
+def dot_attention(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    *,
+    causal: bool = True,
+    bias: jax.Array | None = None,
+) -> jax.Array:
     """Softmax attention, to positions up to one's own or to all; query heads share key heads.
 
     Query head i reads key head i // (heads / kv_heads). The softmax is taken in float32.
 
     Args:
-      q: [batch, sequence, heads, head_dim].
-      k: [batch, sequence, kv_heads, head_dim].
+      q: [batch, queries, heads, head_dim].
+      k: [batch, keys, kv_heads, head_dim].
       v: like `k`.
-      causal: whether a position attends only to those up to it.
+      causal: whether a position attends only to those up to it; queries and keys are then as many.
+      bias: added to the scores, [heads, queries, keys].
 
     Returns:
       Like `q`.
@@ -256,17 +350,58 @@ def dot_attention(q: jax.Array, k: jax.Array, v: jax.Array, *, causal: bool = Tr
     Source: Ainslie et al., GQA (2023), section 2.2.
     """
     batch, length, heads, width = q.shape
-    kv_heads = k.shape[2]
+    keys, kv_heads = k.shape[1:3]
     q = q.reshape(batch, length, kv_heads, heads // kv_heads, width)
     scores = jnp.einsum("bqkgd,btkd->bkgqt", q, k).astype(jnp.float32) * width**-0.5
+    if bias is not None:
+        scores = scores + bias.reshape(kv_heads, heads // kv_heads, length, keys)
     if causal:
-        query_position = jax.lax.broadcasted_iota(jnp.int32, (length, length), 0)
-        key_position = jax.lax.broadcasted_iota(jnp.int32, (length, length), 1)
+        query_position = jax.lax.broadcasted_iota(jnp.int32, (length, keys), 0)
+        key_position = jax.lax.broadcasted_iota(jnp.int32, (length, keys), 1)
         visible = query_position >= key_position
         scores = jnp.where(visible, scores, -jnp.inf)
     weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
     mixed = jnp.einsum("bkgqt,btkd->bqkgd", weights, v)
     return mixed.reshape(batch, length, heads, width)
+
+
+def sinusoids(length: int, width: int) -> jax.Array:
+    """Sines, then cosines, of position times frequency: [length, width] in float32.
+
+    Pair i turns by 10000^(-2i / width) a position.
+
+    Source: Vaswani et al., Attention Is All You Need (2017), section 3.5 (which interleaves them).
+    """
+    cos, sin = rope_tables(length, width, 10_000.0)
+    return jnp.concatenate([sin, cos], axis=-1)
+
+
+def relative_bias(table: jax.Array, length: int, *, bidirectional: bool) -> jax.Array:
+    """The bias [heads, length, length] of attention scores in float32, by distance.
+
+    Half of the buckets are of one distance each; the others grow up to a distance of 128, and
+    all beyond share the last. An encoder has half of them for keys that follow.
+
+    Args:
+      table: [buckets, heads].
+
+    Source: Raffel et al., Exploring the Limits of Transfer Learning (2020), section 2.1; the
+      buckets: google-research/text-to-text-transfer-transformer, `_relative_position_bucket`.
+    """
+    buckets = table.shape[0]
+    query = jax.lax.broadcasted_iota(jnp.int32, (length, length), 0)
+    key = jax.lax.broadcasted_iota(jnp.int32, (length, length), 1)
+    distance, start = query - key, jnp.zeros((), jnp.int32)
+    if bidirectional:
+        buckets //= 2
+        start = jnp.where(distance < 0, buckets, 0)
+        distance = jnp.abs(distance)
+    distance = jnp.maximum(distance, 0)
+    exact = buckets // 2
+    growth = jnp.log(jnp.maximum(distance, 1) / exact) / math.log(_FARTHEST / exact)
+    far = exact + (growth * (buckets - exact)).astype(jnp.int32)
+    bucket = start + jnp.where(distance < exact, distance, jnp.minimum(far, buckets - 1))
+    return jnp.moveaxis(table.astype(jnp.float32)[bucket], -1, 0)
 
 
 def rope_tables(length: int, head_dim: int, theta: float) -> Rope:
@@ -314,7 +449,7 @@ def model_flops(options: DecoderOptions) -> int:
     """
     d, width = options.d_model, options.head_width
     attention_weights = d * width * 2 * (options.heads + options.key_value_heads)
-    mlp_weights = d * options.d_ff * (3 if options.mlp == "swiglu" else 2)
+    mlp_weights = d * options.d_ff * options.mlp_matrices
     weights = options.layers * (attention_weights + mlp_weights) + d * options.vocab
     attention = 12 * options.layers * options.heads * width * options.sequence
     return options.batch * options.sequence * (6 * weights + attention)

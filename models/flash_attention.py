@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 from shardwright.errors import InputError
 from shardwright.models.options import FLASH_LENGTH
@@ -81,6 +82,7 @@ def _attention(causal: bool, q: jax.Array, k: jax.Array, v: jax.Array) -> Any:
 
 def _forward(causal: bool, q: jax.Array, k: jax.Array, v: jax.Array) -> Any:
     mixed, log_sum = _kernels(causal, q.dtype.itemsize)[0](q, k, v)
+    mixed, log_sum = checkpoint_name(mixed, "context"), checkpoint_name(log_sum, "context")
     return mixed, (q, k, v, mixed, log_sum)
 
 

@@ -9,6 +9,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 from shardwright.models import decoder
 from shardwright.models.options import MixtureOptions
@@ -26,7 +27,7 @@ def init_params(options: MixtureOptions, key: jax.Array) -> PyTree:
 def _init_block(options: MixtureOptions, key: jax.Array) -> PyTree:
     """A layer with experts, after the dense layers that come before it."""
     *dense_keys, mixed_key, experts_key = jax.random.split(key, options.layers_per_block + 1)
-    mixed = decoder.init_attention(options, mixed_key)
+    mixed = decoder.init_attention(options, mixed_key) | decoder.init_norm(options, "mlp_norm")
     return {
         "dense": [decoder.init_layer(options, dense_key) for dense_key in dense_keys],
         "mixed": mixed | {"experts": _init_experts(options, experts_key)},
@@ -57,12 +58,13 @@ def loss(options: MixtureOptions, params: PyTree, batch: Batch) -> jax.Array:
 
 
 def _block(
-    options: MixtureOptions, weights: PyTree, x: jax.Array, rope: decoder.Rope | None
+    options: MixtureOptions, weights: PyTree, x: jax.Array, context: decoder.Context
 ) -> tuple[jax.Array, jax.Array]:
     for dense in weights["dense"]:
-        x, _ = decoder.layer(options, dense, x, rope)
+        x, _ = decoder.layer(options, dense, x, context)
+    x = checkpoint_name(x, "decoder_layer_input")
     mixed = weights["mixed"]
-    x = x + decoder.attention(options, mixed, x, rope)
+    x = x + decoder.attention(options, mixed, x, context)
     y = decoder.normalize(options, mixed, "mlp_norm", x)
     experts = mixed["experts"]
     routed, balance = mix(options, experts, y)
@@ -82,7 +84,9 @@ def mix(options: MixtureOptions, weights: PyTree, y: jax.Array) -> tuple[jax.Arr
     logits = jnp.einsum("bsd,de->bse", y.astype(jnp.float32), weights["router"].astype(jnp.float32))
     dispatch, combine, balance = route(jax.nn.softmax(logits), options)
     taken = jnp.einsum("bsec,bsd->ebcd", dispatch.astype(y.dtype), y)
+    taken = decoder.constrain(taken, options.expert_axes)
     made = jax.vmap(functools.partial(decoder.feed_forward, options))(weights["routed"], taken)
+    made = decoder.constrain(made, options.expert_axes)
     return jnp.einsum("bsec,ebcd->bsd", combine.astype(y.dtype), made), balance
 
 
@@ -132,10 +136,9 @@ def model_flops(options: MixtureOptions) -> int:
     Dispatch and combination, empty slots and recomputation do not count.
     """
     blocks = options.layers // options.layers_per_block
-    matrices = 3 if options.mlp == "swiglu" else 2
     used = options.experts_per_token + options.shared_experts
-    expert_weights = options.d_model * options.expert_width * matrices * used
-    dense_weights = options.d_model * options.d_ff * matrices
+    expert_weights = options.d_model * options.expert_width * options.mlp_matrices * used
+    dense_weights = options.d_model * options.d_ff * options.mlp_matrices
     instead = expert_weights + options.d_model * options.experts - dense_weights
     tokens = options.batch * options.sequence
     return decoder.model_flops(options) + 6 * tokens * blocks * instead

@@ -1,7 +1,7 @@
 """Options of the reference models, checked before anything is traced."""
 
 import math
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -20,6 +20,23 @@ from shardwright.errors import InputError
 DType = Literal["float32", "bfloat16"]
 MeshAxes = str | tuple[str, ...] | None
 """What shards one dimension of an array, as in a `PartitionSpec`."""
+
+Activation = Literal[
+    "decoder_layer_input",
+    "query_proj",
+    "key_proj",
+    "value_proj",
+    "context",
+    "out_proj",
+    "mlpwi_0",
+    "mlpwi_1",
+    "mlpwo",
+]
+"""Activations of a decoder layer that can be kept by name: its input, the projections of attention
+(with positions turned in), what attention mixes, its output projection, the gate, up (of a block
+without a gate, mlpwi_0) and down projections. The names are MaxText's
+(`src/MaxText/configs/base.yml`, the options of remat_policy=custom).
+"""
 
 FLASH_LENGTH = 128
 """Lengths of sequences that flash attention takes are multiples of this: lanes of a register."""
@@ -43,6 +60,8 @@ class TrainOptions(BaseModel):
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+    unit: ClassVar[Literal["tokens", "images", "examples"]] = "tokens"
+    """What a step works on."""
 
     batch: PositiveInt
     microbatches: PositiveInt = 1
@@ -60,22 +79,29 @@ class TrainOptions(BaseModel):
             raise ValueError(f"microbatches={self.microbatches} does not divide batch={self.batch}")
         return self
 
+    @property
+    def items_per_example(self) -> int:
+        """How many of its unit an example has."""
+        return 1
 
-class DecoderOptions(TrainOptions):
-    """A dense decoder-only language model.
+
+class TransformerOptions(TrainOptions):
+    """What language models made of attention and feed-forward blocks share.
 
     Attributes:
-      layers: number of decoder layers.
+      layers: number of layers; of an encoder-decoder, of its decoder.
       d_model: width of the residual stream.
       heads: query heads.
       kv_heads: key and value heads, a divisor of `heads`; None is `heads` (multi-head attention).
       head_dim: width of a head; None is `d_model / heads`.
       d_ff: width inside the feed-forward block.
       vocab: rows of the embedding table.
-      sequence: tokens per sequence.
+      sequence: tokens per sequence; of an encoder-decoder, of its source.
       norm: "rms" (RMSNorm, no bias) or "layer" (LayerNorm with bias).
-      mlp: "swiglu" (gate, up, down) or "gelu" (up, down).
-      positions: "rope" or "learned" (a table of `max_positions` rows added to the embedding).
+      mlp: "swiglu" or "geglu" (gate, up, down), "gelu" or "relu" (up, down).
+      positions: "rope", "learned" (a table of `max_positions` rows added to the embedding),
+        "sinusoidal" (added to it, computed) or "relative" (T5: a learned bias of the attention
+        scores by distance).
       max_positions: rows of the learned table; None is `sequence`.
       rope_theta: base of the rotary frequencies.
       biases: whether projections have biases.
@@ -83,11 +109,13 @@ class DecoderOptions(TrainOptions):
       norm_epsilon: added to the variance in the norms.
       scan_layers: one stacked parameter tree and `lax.scan`, or a list of layers.
       remat: "none" keeps every activation, "full" keeps only each layer's input, "dots" keeps
-        also the results of the matrix products with weights.
-      causal: whether a position attends only to those up to it; without, this is an encoder.
+        also the results of the matrix products with weights, "names" keeps those that `saved` and
+        `offloaded` name.
+      saved: activations to keep in HBM, by name.
+      offloaded: activations to keep in the host's memory, by name.
       attention: "dot" writes the scores of every head to memory; "flash" does not: it runs JAX's
         Pallas kernels on TPU, as one planned operation, and needs `sequence` to be a multiple of
-        128.
+        128 and positions other than "relative".
       residual_axes: mesh axes of the residual stream [batch, sequence, d_model], set with
         `with_sharding_constraint`; needs a mesh context. None leaves it to the planner.
     """
@@ -101,16 +129,17 @@ class DecoderOptions(TrainOptions):
     vocab: PositiveInt
     sequence: PositiveInt
     norm: Literal["rms", "layer"] = "rms"
-    mlp: Literal["swiglu", "gelu"] = "swiglu"
-    positions: Literal["rope", "learned"] = "rope"
+    mlp: Literal["swiglu", "geglu", "gelu", "relu"] = "swiglu"
+    positions: Literal["rope", "learned", "sinusoidal", "relative"] = "rope"
     max_positions: PositiveInt | None = None
     rope_theta: PositiveFloat = 10_000.0
     biases: bool = False
     tied_embedding: bool = False
     norm_epsilon: PositiveFloat = 1e-5
     scan_layers: bool = True
-    remat: Literal["none", "full", "dots"] = "full"
-    causal: bool = True
+    remat: Literal["none", "full", "dots", "names"] = "full"
+    saved: tuple[Activation, ...] = ()
+    offloaded: tuple[Activation, ...] = ()
     attention: Literal["dot", "flash"] = "dot"
     residual_axes: tuple[MeshAxes, MeshAxes, MeshAxes] | None = None
 
@@ -126,6 +155,10 @@ class DecoderOptions(TrainOptions):
                 f"heads={self.heads} does not divide d_model={self.d_model}; "
                 "choose sizes that divide, or give head_dim"
             )
+        if (self.saved or self.offloaded) and self.remat != "names":
+            raise ValueError(
+                f"saved and offloaded need remat='names', and remat is {self.remat!r}; change one"
+            )
         if self.positions == "rope" and self.head_width % 2:
             raise ValueError(f"head_dim={self.head_width} is odd; rotary embedding turns pairs")
         if self.attention == "flash" and self.sequence % FLASH_LENGTH:
@@ -133,12 +166,24 @@ class DecoderOptions(TrainOptions):
                 f"sequence={self.sequence} is not a multiple of {FLASH_LENGTH}, which "
                 "attention='flash' needs"
             )
+        if self.attention == "flash" and self.positions == "relative":
+            raise ValueError(
+                "attention='flash' takes no bias of the scores, which positions='relative' adds; "
+                "use attention='dot' or other positions"
+            )
+        if self.positions == "sinusoidal" and self.d_model % 2:
+            raise ValueError(f"d_model={self.d_model} is odd; sinusoidal positions are pairs")
         if self.positions == "learned" and self.sequence > self.position_rows:
             raise ValueError(
                 f"sequence={self.sequence} is longer than max_positions={self.max_positions}; "
                 "raise max_positions or shorten the sequence"
             )
         return self
+
+    @property
+    def items_per_example(self) -> int:
+        """Tokens of a sequence."""
+        return self.sequence
 
     @property
     def key_value_heads(self) -> int:
@@ -155,6 +200,62 @@ class DecoderOptions(TrainOptions):
         """Rows of the learned position table, with the default filled in."""
         return self.max_positions or self.sequence
 
+    @property
+    def mlp_matrices(self) -> int:
+        """Matrices of a feed-forward block."""
+        return 3 if self.mlp in ("swiglu", "geglu") else 2
+
+
+class DecoderOptions(TransformerOptions):
+    """A dense decoder-only language model.
+
+    Attributes:
+      causal: whether a position attends only to those up to it; without, this is an encoder.
+    """
+
+    causal: bool = True
+
+
+class EncoderDecoderOptions(TransformerOptions):
+    """An encoder of a source and a decoder of a target that attends to it.
+
+    Attributes:
+      encoder_layers: layers of the encoder; None is `layers`.
+      target_sequence: tokens per target; None is `sequence`.
+    """
+
+    encoder_layers: PositiveInt | None = None
+    target_sequence: PositiveInt | None = None
+
+    @model_validator(mode="after")
+    def _targets_agree(self) -> Self:
+        if self.attention == "flash" and self.target_length % FLASH_LENGTH:
+            raise ValueError(
+                f"target_sequence={self.target_length} is not a multiple of {FLASH_LENGTH}, which "
+                "attention='flash' needs"
+            )
+        if self.positions == "learned" and self.target_length > self.position_rows:
+            raise ValueError(
+                f"target_sequence={self.target_length} is longer than the "
+                f"{self.position_rows} learned positions; raise max_positions"
+            )
+        return self
+
+    @property
+    def items_per_example(self) -> int:
+        """Tokens of a source and its target."""
+        return self.sequence + self.target_length
+
+    @property
+    def encoder_depth(self) -> int:
+        """Layers of the encoder, with the default filled in."""
+        return self.encoder_layers or self.layers
+
+    @property
+    def target_length(self) -> int:
+        """Tokens per target, with the default filled in."""
+        return self.target_sequence or self.sequence
+
 
 class MixtureOptions(DecoderOptions):
     """A decoder-only language model with mixtures of experts.
@@ -168,6 +269,8 @@ class MixtureOptions(DecoderOptions):
         what is sent to it beyond goes without it.
       layers_per_block: every so many layers, the last has a mixture instead of a dense block.
       balance_weight: of the load-balancing loss.
+      expert_axes: mesh axes of what experts take and make [experts, batch, capacity, d_model], set
+        as `residual_axes` is.
     """
 
     experts: PositiveInt
@@ -177,6 +280,7 @@ class MixtureOptions(DecoderOptions):
     capacity_factor: PositiveFloat = 1.25
     layers_per_block: PositiveInt = 1
     balance_weight: NonNegative = 0.01
+    expert_axes: tuple[MeshAxes, MeshAxes, MeshAxes, MeshAxes] | None = None
 
     @model_validator(mode="after")
     def _experts_agree(self) -> Self:
@@ -212,6 +316,8 @@ class ImageOptions(TrainOptions):
       norm_groups: parts of the batch that batch norms take their statistics over; one is the
         whole batch.
     """
+
+    unit = "images"
 
     image: PositiveInt
     classes: PositiveInt
@@ -271,6 +377,8 @@ class MlpOptions(TrainOptions):
       layers: number of dense layers, the output layer included.
       classes: width of the output.
     """
+
+    unit = "examples"
 
     features: PositiveInt
     hidden: PositiveInt

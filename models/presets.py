@@ -15,6 +15,11 @@ Sources:
     float32, 8.6 GB.
   bert: Devlin et al., BERT (2018), section 3 (its layers normalise after, ours before), with the
     batch and optimizer of You et al., Large Batch Optimization for Deep Learning (2019), table 1.
+  t5: Raffel et al., Exploring the Limits of Transfer Learning (2020), sections 3.1 and 3.7 (sizes,
+    sources of 512 tokens in batches of 2^11), and t5x `configs/models/t5_1_0_*.gin`: targets of
+    spans cut from 512 tokens take 114. Trained with Adafactor; here AdamW.
+  transformer: Vaswani et al., Attention Is All You Need (2017), table 3, with its vocabulary of
+    English and German (section 5.1). Lengths and batch are ours: 25,000 target tokens a step there.
   resnet: He et al., Deep Residual Learning (2015), table 1.
   unet: Ronneberger et al., U-Net (2015), figure 1, and Cicek et al., 3D U-Net (2016), figure 2.
   gshard: Lepikhin et al., GShard (2020), section 4.2 and table 1: 36 layers of which every other
@@ -129,6 +134,36 @@ MIXTURES: dict[str, dict[str, Any]] = {
         "expert_d_ff": 1408,
         "shared_experts": 2,
     },
+}
+
+_TRANSFORMER: dict[str, Any] = {
+    "norm": "layer",
+    "mlp": "relu",
+    "positions": "sinusoidal",
+    "tied_embedding": True,
+    "vocab": 37000,
+    "sequence": 128,
+    "batch": 1024,
+}
+
+_T5: dict[str, Any] = {
+    "mlp": "relu",
+    "positions": "relative",
+    "tied_embedding": True,
+    "norm_epsilon": 1e-6,
+    "vocab": 32128,
+    "sequence": 512,
+    "target_sequence": 114,
+    "batch": 2048,
+}
+
+ENCODER_DECODERS: dict[str, dict[str, Any]] = {
+    "t5-base": _T5 | _sizes(12, 768, 12, 3072),
+    "t5-large": _T5 | _sizes(24, 1024, 16, 4096),
+    "t5-3b": _T5 | _sizes(24, 1024, 32, 16384) | {"head_dim": 128},
+    "t5-11b": _T5 | _sizes(24, 1024, 128, 65536) | {"head_dim": 128},
+    "transformer-base": _TRANSFORMER | _sizes(6, 512, 8, 2048),
+    "transformer-big": _TRANSFORMER | _sizes(6, 1024, 16, 4096),
 }
 
 _MOMENTUM: dict[str, Any] = {

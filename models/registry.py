@@ -11,6 +11,7 @@ from typing import Any
 from shardwright.errors import InputError
 from shardwright.models.options import (
     DecoderOptions,
+    EncoderDecoderOptions,
     ImageOptions,
     MixtureOptions,
     MlpOptions,
@@ -19,11 +20,12 @@ from shardwright.models.options import (
     UNetOptions,
     parse_options,
 )
-from shardwright.models.presets import DECODERS, MIXTURES, MLPS, RESNETS, UNETS
+from shardwright.models.presets import DECODERS, ENCODER_DECODERS, MIXTURES, MLPS, RESNETS, UNETS
 
 _FAMILIES: dict[str, tuple[type[TrainOptions], dict[str, dict[str, Any]]]] = {
     "decoder": (DecoderOptions, DECODERS),
     "mixture": (MixtureOptions, MIXTURES),
+    "encoder_decoder": (EncoderDecoderOptions, ENCODER_DECODERS),
     "resnet": (ResNetOptions, RESNETS),
     "unet": (UNetOptions, UNETS),
     "mlp": (MlpOptions, MLPS),
@@ -44,7 +46,7 @@ class ReferenceModel:
       donate_argnums: the arguments whose memory the step may reuse.
       init: state of a seed, allocated on the default device.
       make_batch: random batch of a seed, allocated on the default device.
-      tokens_per_step: tokens (examples, for models without sequences) in a batch.
+      tokens_per_step: tokens in a batch, or what `options.unit` says.
       model_flops_per_step: matmul FLOPs that MFU is a fraction of, recomputation not counted.
       parameter_count: number of parameters.
     """
@@ -66,6 +68,7 @@ class ReferenceModel:
             "name": self.name,
             "parameters": self.parameter_count,
             "tokens_per_step": self.tokens_per_step,
+            "unit": self.options.unit,
             "model_flops_per_step": self.model_flops_per_step,
             "options": self.options.model_dump(mode="json"),
         }
@@ -132,7 +135,7 @@ def _assemble(name: str, module: Any, options: TrainOptions) -> ReferenceModel:
         donate_argnums=(0,),
         init=lambda seed: jax.jit(init)(jax.random.key(seed)),
         make_batch=lambda seed: jax.jit(make_batch)(jax.random.key(seed)),
-        tokens_per_step=options.batch * getattr(options, "sequence", 1),
+        tokens_per_step=options.batch * options.items_per_example,
         model_flops_per_step=module.model_flops(options),
         parameter_count=sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(state["params"])),
     )
