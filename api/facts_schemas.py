@@ -101,7 +101,8 @@ class ModelFacts(BaseModel):
 
     name: str
     parameters: int
-    tokens_per_step: int
+    tokens_per_step: int = Field(description="tokens of a step, or what unit says")
+    unit: Literal["tokens", "images", "examples"]
     model_flops_per_step: int
     options: dict[str, Any] = Field(description="every option with its default")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from shardwright.errors import InputError
 from shardwright.planner.comparison_rows import (
@@ -16,6 +16,7 @@ from shardwright.planner.comparison_rows import (
     row_of_failure,
     row_of_plan,
 )
+from shardwright.planner.plan_schema import Unit
 from shardwright.planner.plan_tasks import PlanTask, with_trees
 from shardwright.planner.prices import Prices, load_prices
 from shardwright.planner.slice_choice import choose_slices, parse_chip_range
@@ -78,7 +79,7 @@ def compare(
     seed: int = 0,
     model_flops: float | None = None,
     tokens_per_step: int | None = None,
-    unit: Literal["tokens", "examples"] = "tokens",
+    unit: Unit = "tokens",
     prices: Prices | str | Path | None = None,
     target_tokens: float | None = None,
     deadline_s: float | None = None,
@@ -97,7 +98,7 @@ def compare(
       topologies: slices, globs and generations: "v5e:16x16", "v5p:4x4x*", "v6e", "all".
       chips: keeps the slices of patterns that have so many chips: "64..512".
       memory_fraction, time_limit_s, seed: as for `plan`, for each slice.
-      tokens_per_step: tokens (or examples) of one step, for rates and costs.
+      tokens_per_step: tokens (or images, or examples) of one step, for rates and costs.
       unit: what these are called.
       prices: of chips, or the path of a prices file.
       target_tokens: of a whole run, whose time and cost the rows then tell.

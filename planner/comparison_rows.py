@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from shardwright.errors import InputError
 from shardwright.hardware_profiles.chip import ChipProfile, parse_chip
 from shardwright.hardware_profiles.slices import parse_slice
-from shardwright.planner.plan_schema import PlanModel
+from shardwright.planner.plan_schema import PlanModel, Unit
 from shardwright.planner.prices import Prices
 from shardwright.planner.workers import Failure
 
@@ -98,12 +98,12 @@ class ComparisonModel(_Model):
 
     Attributes:
       name: of the program.
-      unit: what a step works on: "tokens" or "examples".
+      unit: what a step works on.
       tokens_per_step: how many of them; None where not known.
     """
 
     name: str
-    unit: Literal["tokens", "examples"]
+    unit: Unit
     tokens_per_step: int | None
     prices: Prices | None
     goal: Goal

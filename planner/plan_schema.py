@@ -24,11 +24,29 @@ class TensorModel(_Model):
     spec: Spec
 
 
+class OriginModel(_Model):
+    """Where a program came from, as the command line names it."""
+
+    target: str = Field(description="a reference model, module:function, or a file")
+    args: str | None = Field(None, description="module:name of a function's arguments")
+    options: dict[str, Any] = Field(default={}, description="of a reference model")
+
+
+Unit = Literal["tokens", "images", "examples"]
+"""What a step works on, for rates and costs."""
+
+
 class ProgramModel(_Model):
     """The program that was planned."""
 
     name: str = Field(description="as people know it, else that of the function")
-    tokens_per_step: float | None = Field(None, description="over all devices, where known")
+    tokens_per_step: float | None = Field(
+        None, description="tokens, or what `unit` says, over all devices, where known"
+    )
+    unit: Unit = "tokens"
+    origin: OriginModel | None = Field(
+        None, description="None for functions planned from Python, and in plans of older versions"
+    )
     fingerprint: str
     inputs: list[TensorModel]
     outputs: list[TensorModel]
@@ -198,6 +216,22 @@ class MeshModel(_Model):
     peak_memory_bytes: float | None
 
 
+class VariantModel(_Model):
+    """What became of one of several forms of a step."""
+
+    name: str
+    status: str = Field(description="chosen, planned, ruled out or does not fit, and why")
+    step_time_s: float | None = Field(None, description="of its best plan, where it was planned")
+    bound_s: float | None = Field(
+        None, description="no plan on the meshes that were tried for it takes less"
+    )
+    peak_memory_bytes: float | None = Field(
+        None, description="of its best plan; the least that was found where none fits"
+    )
+    tokens_per_step: float | None = None
+    options: dict[str, Any] = Field(default={}, description="what makes this form")
+
+
 class VersionsModel(_Model):
     """What made the plan."""
 
@@ -227,6 +261,8 @@ class PlanModel(_Model):
     chip: dict[str, Any]
     mesh: dict[str, Any]
     mesh_axes: dict[str, int]
+    variant: str | None = Field(None, description="the form that was chosen, of several")
+    variants: list[VariantModel] = Field(default=[], description="every form, in the order given")
     constraints: list[ConstraintModel]
     estimate: EstimateModel
     solver: SolverModel

@@ -23,7 +23,7 @@ from shardwright.planner.graph import OpGraph
 from shardwright.planner.graph_reader import build_graph
 from shardwright.planner.liveness import Lifetime, lifetimes
 from shardwright.planner.mesh_order import GoodMeshes
-from shardwright.planner.misfit import does_not_fit
+from shardwright.planner.misfit import does_not_fit, even_share
 from shardwright.planner.nodes import NodeGraph, build_nodes
 from shardwright.planner.partitioned import Partitioned, partition
 from shardwright.planner.problem import Fixed, ShardingProblem, build_problem, sharding_of
@@ -178,6 +178,18 @@ class SearchResult:
     others: tuple[Candidate, ...] = field(default=(), repr=False)
 
 
+@dataclass(frozen=True)
+class Outdone:
+    """A search that found nothing below its cutoff.
+
+    Attributes:
+      bound_s: no plan on the meshes that were tried takes less; inf where none fits.
+    """
+
+    considered: tuple[Considered, ...]
+    bound_s: float
+
+
 def prepare(program: Program) -> Prepared:
     """Builds the op graph of a program and everything else that no mesh changes."""
     graph = build_graph(program)
@@ -209,7 +221,34 @@ def search_meshes(
       DoesNotFitError: no mesh has a plan within the memory limit.
     """
     search = _Search(prepared, meshes, memory_limit, fixed_on, time_limit_s, seed, on_progress)
-    return search.run()
+    found = search.run()
+    assert isinstance(found, SearchResult)  # nothing was to be undercut
+    return found
+
+
+def search_below(
+    cutoff_s: float,
+    prepared: Prepared,
+    meshes: Sequence[LogicalMesh],
+    memory_limit: float,
+    *,
+    fixed_on: Callable[[LogicalMesh], Fixed],
+    time_limit_s: float,
+    seed: int,
+    on_progress: Callable[[Progress], None],
+    first_mesh_s: float = _FIRST_MESH_SECONDS,
+) -> SearchResult | Outdone:
+    """As `search_meshes`, for plans that take less than another form of the program does.
+
+    Args:
+      cutoff_s: seconds of a step; a mesh on which no plan takes less is ruled out.
+      first_mesh_s: the most seconds that the first mesh may take.
+
+    Raises:
+      DoesNotFitError: no mesh has a plan within the memory limit, and there is no cutoff.
+    """
+    search = _Search(prepared, meshes, memory_limit, fixed_on, time_limit_s, seed, on_progress)
+    return search.run(cutoff_s, first_mesh_s)
 
 
 class _Search:
@@ -240,8 +279,15 @@ class _Search:
         self._misfits: list[Misfit] = []
         self._took: dict[int, float] = {}
         self._good = GoodMeshes()
+        self._cutoff = math.inf
+        self._bounds: list[float] = []
+        self._first_seconds = _FIRST_MESH_SECONDS
 
-    def run(self) -> SearchResult:
+    def run(
+        self, cutoff_s: float = math.inf, first_mesh_s: float = _FIRST_MESH_SECONDS
+    ) -> SearchResult | Outdone:
+        """Tries the meshes in turn; arguments as of `search_below`."""
+        self._cutoff, self._first_seconds = cutoff_s, first_mesh_s
         left = list(self._meshes)
         while left:
             mesh = self._good.next_of(left)
@@ -250,7 +296,10 @@ class _Search:
         if self._prepared.large:
             self._evaluate_estimates()
         if self._best is None:
-            self._raise_misfit()
+            if math.isinf(self._cutoff):
+                self._raise_misfit()
+            considered = tuple(self._considered[mesh] for mesh in self._meshes)
+            return Outdone(considered, min(self._bounds, default=math.inf))
         if not self._prepared.large:
             self._polish()
         assert self._best is not None
@@ -273,7 +322,7 @@ class _Search:
         self._report("search", mesh.describe())
         cutoff = self._worth_less_than()
         problem = self._prepared.problem(mesh, self._fixed_on(mesh))
-        seconds = _FIRST_MESH_SECONDS if first else max(self._deadline - began, _LEAST_SECONDS)
+        seconds = self._first_seconds if first else max(self._deadline - began, _LEAST_SECONDS)
         outcome: Candidate | Estimate | Misfit | RuledOut
         if self._prepared.large:
             outcome = estimate_mesh(
@@ -293,6 +342,7 @@ class _Search:
         if first:
             self._deadline = time.monotonic() + self._seconds
         if isinstance(outcome, RuledOut):
+            self._bounds.append(outcome.bound_s)
             if math.isinf(outcome.bound_s):
                 self._note(Considered(mesh, "does not fit"))
                 return
@@ -316,13 +366,15 @@ class _Search:
             self._found.append(outcome)
             if evaluation.step_s < cutoff:
                 self._best = outcome
+            else:
+                self._bounds.append(outcome.bound_s)
 
     def _worth_less_than(self) -> float:
         """The step time that a mesh must beat; meshes come simplest first."""
         steps = [estimate.step_s for estimate in self._estimates]
         if self._best is not None:
             steps.append(self._best.evaluation.step_s)
-        return min(steps, default=math.inf) * (1 - _WORTH_A_MESH)
+        return min(min(steps, default=math.inf) * (1 - _WORTH_A_MESH), self._cutoff)
 
     def _evaluate_estimates(self) -> None:
         """Evaluates the best estimate that fits; alike layers may then differ."""
@@ -363,8 +415,16 @@ class _Search:
         misfits = self._misfits
         least = min((misfit.least for misfit in misfits), key=lambda peak: peak.bytes)
         proven = len(misfits) == len(self._meshes) and all(misfit.proven for misfit in misfits)
-        name, on = self._prepared.program.name, self._meshes[0].slice
-        raise does_not_fit(name, on, self._limit, least, proven=proven)
+        program, on = self._prepared.program, self._meshes[0].slice
+        raise does_not_fit(
+            program.name,
+            on,
+            self._limit,
+            least,
+            even_share(self._prepared.graph, self._prepared.buffers, on.devices),
+            proven=proven,
+            untried=sum(c.status.startswith(_NOT_TRIED) for c in self._considered.values()),
+        )
 
     def _polish(self) -> None:
         """Solves the best mesh to a smaller gap."""
@@ -434,9 +494,11 @@ def solve_mesh(
             )
             if limit >= memory_limit:
                 # For any weights, what the integer program cannot undercut, no step can.
-                bound = max(bound, solution.bound)
+                bound = max(bound, problem.step_bound(solution.bound))
             if solution.status == "cut off":
-                return RuledOut(solution.bound) if best is None else replace(best, bound_s=bound)
+                if best is not None:
+                    return replace(best, bound_s=bound)
+                return RuledOut(problem.step_bound(solution.bound))
             candidate = evaluate_choices(prepared, problem, solution)
             peak = candidate.evaluation.peak
             proven = solution.bound == float("inf")
@@ -486,7 +548,7 @@ def estimate_mesh(
             untie=False,
         )
         if solution.status == "cut off":
-            return best or RuledOut(solution.bound)
+            return best or RuledOut(problem.step_bound(solution.bound))
         if solution.status == "infeasible":
             return best or Misfit(problem.peak_memory(solution.choices), proven=False)
         step_s = problem.step_seconds(solution.choices)

@@ -60,7 +60,7 @@ class _StepBuffers:
         self._sizes = mesh.shape
         self._readers = graph.uses()
         self._times = _ReadTimes(graph, fusions, lifetimes)
-        self._kinds = _buffer_kinds(graph)
+        self._kinds = buffer_kinds(graph)
         self._starts: dict[int, int] = {}
         self._chains: dict[int, list[Communication]] = {}
         for c in partitioned.communications:
@@ -170,7 +170,7 @@ class _StepBuffers:
         return min(found)
 
 
-def _buffer_kinds(graph: OpGraph) -> dict[int, str]:
+def buffer_kinds(graph: OpGraph) -> dict[int, str]:
     """Value -> kind of its buffer as `MemoryModel` names them; temporaries are left out."""
     kinds = dict.fromkeys(graph.results, "result")
     for loop in graph.loops:

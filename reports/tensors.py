@@ -8,9 +8,9 @@ numbers inside it, which is how they are found here.
 from __future__ import annotations
 
 import re
-from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -28,16 +28,19 @@ class TensorGroup:
     """Tensors of one shape and one sharding.
 
     Attributes:
-      path: of the first of them; "*" where their paths differ only by a number.
+      path: of the first of them; "*" where their paths differ by a number, or the numbers, as in
+        "block2_{1..5}", where other groups' paths differ from theirs by numbers only.
       also: the other trees that hold them ("mu", "nu").
       first: one of them.
       count: how many they are.
+      paths: of those that `path` names, in parts.
     """
 
     path: str
     also: tuple[str, ...]
     first: TensorModel
     count: int
+    paths: tuple[Keys, ...] = field(default=(), repr=False)
 
 
 def group_inputs(program: ProgramModel) -> list[TensorGroup]:
@@ -60,7 +63,7 @@ def group_inputs(program: ProgramModel) -> list[TensorGroup]:
             -sum(prod(tensors[i].shape) for i in group),
         ),
     )
-    return [_group(group, tensors, keys, suffixes) for group in ranked]
+    return _told_apart([_group(group, tensors, keys, suffixes) for group in ranked])
 
 
 def path_keys(path: str) -> Keys:
@@ -106,16 +109,54 @@ def _group(
     root = next(alike for alike in prefixes.values() if first in alike)
     also = [prefix[-1] for prefix, alike in prefixes.items() if alike is not root and prefix]
     return TensorGroup(
-        path=_common_path([keys[i] for i in root]),
+        path=_common_path([keys[i] for i in root], lambda numbers: "*"),
         also=tuple(dict.fromkeys(key.strip(".[]'") for key in also)),
         first=tensors[first],
         count=len(group),
+        paths=tuple(keys[i] for i in root),
     )
 
 
-def _common_path(paths: Sequence[Keys]) -> str:
-    """One path for several that differ in numbers: "*" in place of each number that differs."""
+def _told_apart(groups: Sequence[TensorGroup]) -> list[TensorGroup]:
+    """The groups with paths that name no tensor of another group."""
+    alike = Counter(_numberless(group.paths[0]) for group in groups)
+    found = [
+        group
+        if alike[_numberless(group.paths[0])] == 1
+        else replace(group, path=_common_path(group.paths, _number_set))
+        for group in groups
+    ]
+    called = Counter(group.path for group in found)
+    return [
+        group if called[group.path] == 1 else replace(group, path=_listed(group)) for group in found
+    ]
+
+
+def _listed(group: TensorGroup) -> str:
+    more = f" and {len(group.paths) - 1} more" if group.paths[1:] else ""
+    return "".join(group.paths[0]) + more
+
+
+def _common_path(paths: Sequence[Keys], say: Callable[[Sequence[int]], str]) -> str:
+    """One path for several that differ in numbers, with `say` of each number that differs."""
     keys = []
     for alike in zip(*paths, strict=True):
-        keys.append(alike[0] if len(set(alike)) == 1 else _NUMBER.sub("*", alike[0]))
+        texts = iter(_NUMBER.split(alike[0]))
+        key = next(texts)
+        for numbers in zip(*map(_NUMBER.findall, alike), strict=True):
+            key += numbers[0] if len(set(numbers)) == 1 else say(sorted(set(map(int, numbers))))
+            key += next(texts)
+        keys.append(key)
     return "".join(keys)
+
+
+def _number_set(numbers: Sequence[int]) -> str:
+    """Numbers in order, in short: 1, 2, 3, 5 is "{1..3,5}"."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    told = [f"{run[0]}..{run[-1]}" if run[2:] else ",".join(map(str, run)) for run in runs]
+    return f"{{{','.join(told)}}}"

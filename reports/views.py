@@ -66,7 +66,8 @@ def headline(plan: PlanModel) -> list[Fact]:
     ]
     if tokens is not None and step:
         each = count(tokens / step / devices)
-        facts.append(Fact("Tokens/s", count(tokens / step), f"{each} a device"))
+        rate = f"{plan.program.unit.capitalize()}/s"
+        facts.append(Fact(rate, count(tokens / step), f"{each} a device"))
     allowed = f"{100 * plan.options.memory_fraction:.0f} % allowed"
     part = estimate.peak_memory_bytes / estimate.memory_capacity_bytes
     over = ", does not fit" if part > 1 else ""

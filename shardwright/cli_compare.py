@@ -94,9 +94,7 @@ def compare(
     svg: Annotated[
         Path | None, typer.Option(metavar="DIRECTORY", help="Write the charts as SVG files.")
     ] = None,
-    memory_fraction: Annotated[
-        float, typer.Option(help="Part of a device's memory that may be used, up to 1.")
-    ] = 0.9,
+    memory_fraction: options.MemoryFraction = 0.9,
     time_limit: Annotated[float, typer.Option(help="Seconds of search for each slice.")] = 12.0,
     seed: Annotated[int, typer.Option(help="Of the solver's random choices.")] = 0,
     workers: Workers = None,

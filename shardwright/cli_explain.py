@@ -14,9 +14,9 @@ from shardwright import cli_inputs as inputs
 from shardwright import cli_options as options
 from shardwright.cli_console import make_console, print_view
 from shardwright.cli_diff import signed
+from shardwright.cli_planned import load_planned
 from shardwright.cli_text import table
 from shardwright.cli_work import model_options, planning
-from shardwright.errors import InputError
 from shardwright.reports.numbers import quantity, spec_text
 
 if TYPE_CHECKING:
@@ -38,8 +38,8 @@ def explain(
     target: Annotated[
         str | None,
         typer.Option(
-            help="What was planned: a function, a file or a reference model; by default the model "
-            "whose name the plan has.",
+            help="What was planned: a function, a file or a reference model; by default what the "
+            "plan says.",
             show_default=False,
         ),
     ] = None,
@@ -64,20 +64,13 @@ def explain(
     """
     inputs.check_time_limit(time_limit)
     with planning(quiet=True):
-        from shardwright.models import model_names
         from shardwright.planner.plan import Plan
 
         plan = Plan.load(path)
-        wanted = target or plan.data.program.name
-        if target is None and wanted not in model_names():
-            raise InputError(
-                "a plan's file does not hold its program",
-                where=str(path),
-                do="Give --target (and --args, model options) as for `shardwright plan`",
-            )
         chosen = model_options(settings, batch, sequence, layers, remat)
-        donated = plan.data.program.donate_argnums if donate is None and args else donate or ()
-        loaded = inputs.load_target(wanted, args, donated, chosen)
+        loaded = load_planned(
+            plan.data, path, target=target, args=args, donate=donate, options=chosen
+        )
         if not quiet and not as_json:
             make_console(stderr=True).print("pricing the alternatives", style="dim")
         found = plan.explain(

@@ -13,6 +13,7 @@ from shardwright import cli_inputs as inputs
 from shardwright import cli_options as options
 from shardwright import cli_specs as specs
 from shardwright.cli_console import print_note
+from shardwright.cli_planned import load_planned
 from shardwright.cli_work import model_options, planning
 from shardwright.errors import InputError
 
@@ -53,7 +54,8 @@ def export(
         ),
     ] = None,
     target: Annotated[
-        str | None, typer.Option(help="For pytree: what was planned, where the plan needs it.")
+        str | None,
+        typer.Option(help="For pytree: what was planned, where the plan does not tell it."),
     ] = None,
     args: options.Arguments = None,
     batch: options.Batch = None,
@@ -75,7 +77,7 @@ def export(
         chosen = model_options(settings, batch, sequence, layers, remat)
         writers: dict[Form, Callable[[], str]] = {
             Form.SPECS: lambda: _specs(plan),
-            Form.PYTREE: lambda: _pytree(plan, target, args, chosen),
+            Form.PYTREE: lambda: _pytree(plan, path, target, args, chosen),
             Form.CONSTRAINTS: lambda: _constraints(plan, everything),
             Form.FLAX: lambda: _rules(plan, names, form),
             Form.MAXTEXT: lambda: _rules(plan, names, form),
@@ -100,22 +102,24 @@ def _constraints(plan: Plan, everything: bool) -> str:
     return constraints_code(plan.data, everything=everything)
 
 
-def _pytree(plan: Plan, target: str | None, args: str | None, chosen: Mapping[str, Any]) -> str:
+def _pytree(
+    plan: Plan, path: Path, target: str | None, args: str | None, chosen: Mapping[str, Any]
+) -> str:
     import jax
 
-    from shardwright.models import model_names
     from shardwright.planner.export import pytree_code
 
     tree: Any = plan.in_tree
-    name = target or plan.data.program.name
-    if tree is None and (target is not None or name in model_names()):
-        loaded = inputs.load_target(name, args, (), chosen)
+    if tree is None:
+        loaded = load_planned(
+            plan.data, path, target=target, args=args, donate=None, options=chosen
+        )
         leaves, tree = jax.tree.flatten(loaded.args)
         shapes = [list(getattr(leaf, "shape", ())) for leaf in leaves]
         if shapes != [tensor.shape for tensor in plan.data.program.inputs]:
             raise InputError(
                 "these are not the arguments that were planned",
-                where=name,
+                where=loaded.name,
                 do="Give the same target, arguments and options as for the plan",
             )
     return pytree_code(plan.data, tree)

@@ -6,7 +6,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
@@ -31,8 +31,10 @@ class Target:
       donate: positions of the arguments whose buffers the results take over.
       name: as people know it.
       model_flops: FLOPs of one step that count for MFU, where a reference model tells them.
-      tokens_per_step: of a reference model.
-      unit: what these are; those of models without sequences are examples.
+      tokens_per_step: of a reference model, or as many of its unit.
+      unit: what a step works on.
+      options: of a reference model.
+      arguments: "module:name" of a function's arguments.
     """
 
     program: Callable[..., Any] | Program
@@ -41,7 +43,9 @@ class Target:
     name: str
     model_flops: float | None = None
     tokens_per_step: int | None = None
-    unit: Literal["tokens", "examples"] = "tokens"
+    unit: Literal["tokens", "images", "examples"] = "tokens"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    arguments: str | None = None
 
 
 def load_target(
@@ -71,7 +75,8 @@ def load_target(
             target,
             float(model.model_flops_per_step),
             model.tokens_per_step,
-            "tokens" if hasattr(model.options, "sequence") else "examples",
+            model.options.unit,
+            dict(options),
         )
     given_options = [f"{key}={value}" for key, value in options.items()]
     path = Path(target)
@@ -92,7 +97,8 @@ def load_target(
                 do="Add --args my_package.train:example_args, a tuple of arrays or "
                 "jax.ShapeDtypeStructs or a function that returns it",
             )
-        return Target(_function(target), _arguments(args), tuple(donate), target)
+        function = _function(target)
+        return Target(function, load_arguments(args), tuple(donate), target, arguments=args)
     if os.sep in target or path.suffix in _FILE_SUFFIXES or path.exists():
         reason = "this is a directory" if path.is_dir() else "there is no such file"
         raise InputError(
@@ -142,17 +148,35 @@ def _function(reference: str) -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]
 
 
-def _arguments(reference: str) -> tuple[Any, ...]:
+def load_made(reference: str, what: str) -> Any:
+    """What "module:name" is, or returns where it is a function.
+
+    Args:
+      what: what it should return, for errors.
+
+    Raises:
+      InputError: there is no such thing, or the function raises.
+    """
     found = _imported(reference)
-    if callable(found):
-        try:
-            found = found()
-        except Exception as error:  # whatever the user's function raises
-            raise InputError(
-                f"it raised {type(error).__name__}: {_first_line(error)}",
-                where=reference,
-                do="Give a function of no arguments that returns the tuple of the step's arguments",
-            ) from error
+    if not callable(found):
+        return found
+    try:
+        return found()
+    except Exception as error:  # whatever the user's function raises
+        raise InputError(
+            f"it raised {type(error).__name__}: {_first_line(error)}",
+            where=reference,
+            do=f"Give a function of no arguments that returns {what}",
+        ) from error
+
+
+def load_arguments(reference: str) -> tuple[Any, ...]:
+    """The arguments of a step that "module:name" is or returns.
+
+    Raises:
+      InputError: it is no tuple and returns none.
+    """
+    found = load_made(reference, "the tuple of the step's arguments")
     if not isinstance(found, tuple):
         raise InputError(
             f"this is a {type(found).__name__}, and a tuple of the function's arguments is wanted",
@@ -234,6 +258,20 @@ def check_time_limit(seconds: float) -> None:
     if not 0 < seconds < float("inf"):
         raise InputError(
             f"{seconds:g} seconds leave no time", where="--time-limit", do="Give more than 0"
+        )
+
+
+def check_memory_fraction(fraction: float) -> None:
+    """Refuses a --memory-fraction that is none.
+
+    Raises:
+      InputError: it is not above 0, or above 1.
+    """
+    if not 0 < fraction <= 1:
+        raise InputError(
+            f"{fraction:g} is not a part of the memory",
+            where="--memory-fraction",
+            do="Give a number above 0 and up to 1",
         )
 
 

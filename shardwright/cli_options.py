@@ -15,6 +15,14 @@ Target = Annotated[
         show_default=False,
     ),
 ]
+PlannedTarget = Annotated[
+    str | None,
+    typer.Argument(
+        help="A reference model (llama3-8b), a function (my_package.train:step), or a file with a "
+        "jax.export artifact or StableHLO (text or bytecode).",
+        show_default=False,
+    ),
+]
 Topology = Annotated[
     str,
     typer.Option(
@@ -66,6 +74,9 @@ Settings = Annotated[
         help="Any other option of the model (`shardwright models NAME` lists them); repeatable.",
         rich_help_panel="Reference models",
     ),
+]
+MemoryFraction = Annotated[
+    float, typer.Option(help="Part of a device's memory that may be used, up to 1.")
 ]
 Chip = Annotated[
     Path | None,

@@ -19,6 +19,7 @@ from shardwright.reports.facts import (
     group_collectives,
     local_bytes,
     ranked_meshes,
+    ranked_variants,
     standing,
 )
 from shardwright.reports.numbers import column, count, op_text, quantity, spec_text, type_text
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 _SHOWN_TENSORS = 12
 _SHOWN_COLLECTIVES = 10
+_SHOWN_LINES = 5
 _SHOWN_MESHES = 6
 _SHOWN_NOTES = 5
 _BAR_WIDTH = 40
@@ -50,7 +52,6 @@ def plan_view(
     plan: PlanModel,
     *,
     name: str = "",
-    tokens_per_step: int | None = None,
     everything: bool = False,
     width: int = 100,
 ) -> RenderableType:
@@ -59,13 +60,13 @@ def plan_view(
     Args:
       plan: the plan.
       name: of the program, where people know it by another than its own.
-      tokens_per_step: of a reference model, for tokens/s.
-      everything: every tensor, collective, mesh and warning instead of those that matter most.
+      everything: every tensor, source line, collective, mesh and warning instead of those that
+        matter most.
       width: columns to lay the tables out for.
     """
     chosen = chosen_mesh(plan)
     layout = _axes(plan.mesh_axes) if chosen is None else chosen.layout
-    facts = _step_facts(plan.estimate, tokens_per_step)
+    facts = _step_facts(plan.estimate, plan.program.tokens_per_step, plan.program.unit)
     facts.append(("memory", _memory(plan.estimate, plan.options.memory_fraction)))
     facts.append(("solver", _solver(plan.solver)))
     return Group(
@@ -73,8 +74,10 @@ def plan_view(
         _facts([("mesh", Text(layout)), *facts]),
         *_tensors(plan, everything, width),
         *(_results(plan) if everything else ()),
+        *_compute(plan.estimate, everything, width),
         *_collectives(plan.estimate, everything, width),
         *(_fullest(plan) if everything else ()),
+        *_variants(plan),
         *_meshes(plan, chosen, everything),
         *_notes(plan, everything),
     )
@@ -86,16 +89,25 @@ def evaluation_view(
     name: str,
     topology: str,
     mesh: dict[str, int],
-    tokens_per_step: int | None,
+    tokens_per_step: float | None,
+    unit: str,
+    memory_fraction: float,
     everything: bool = False,
     width: int = 100,
 ) -> RenderableType:
-    """What a hand-made sharding costs; arguments as for `plan_view`."""
-    facts = _step_facts(estimate, tokens_per_step)
-    facts.append(("memory", _memory(estimate, None)))
+    """What a hand-made sharding costs.
+
+    Args:
+      tokens_per_step, unit: of a reference model: what a step works on, and how many of them.
+      memory_fraction: part of the memory that may be used.
+      everything, width: as for `plan_view`.
+    """
+    facts = _step_facts(estimate, tokens_per_step, unit)
+    facts.append(("memory", _memory(estimate, memory_fraction)))
     return Group(
         _title(name, topology, mesh),
         _facts([("mesh", Text(_axes(mesh))), *facts]),
+        *_compute(estimate, everything, width),
         *_collectives(estimate, everything, width),
     )
 
@@ -119,7 +131,9 @@ def _facts(facts: Sequence[tuple[str, Text]]) -> RenderableType:
     return Padding(grid, (1, 0, 0, _INDENT), expand=False)
 
 
-def _step_facts(estimate: EstimateModel, tokens_per_step: int | None) -> list[tuple[str, Text]]:
+def _step_facts(
+    estimate: EstimateModel, tokens_per_step: float | None, unit: str
+) -> list[tuple[str, Text]]:
     step, exposed = estimate.step_time_s, estimate.exposed_collective_time_s
     compute = round(_BAR_WIDTH * estimate.compute_time_s / step) if step else _BAR_WIDTH
     bar = Text.assemble(
@@ -137,21 +151,20 @@ def _step_facts(estimate: EstimateModel, tokens_per_step: int | None) -> list[tu
     )
     mfu = f"{100 * estimate.mfu:.1f} %"
     if tokens_per_step is not None and step:
-        mfu = f"{mfu.ljust(_VALUE_WIDTH)}{count(tokens_per_step / step)} tokens/s"
+        mfu = f"{mfu.ljust(_VALUE_WIDTH)}{count(tokens_per_step / step)} {unit}/s"
     return [("step time", bar), ("", parts), ("MFU", Text(mfu))]
 
 
-def _memory(estimate: EstimateModel, fraction: float | None) -> Text:
+def _memory(estimate: EstimateModel, fraction: float) -> Text:
     peak, capacity = estimate.peak_memory_bytes, estimate.memory_capacity_bytes
     part = peak / capacity
     filled = min(_BAR_WIDTH, round(_BAR_WIDTH * part))
-    allowed = "" if fraction is None else f", {100 * fraction:.0f} % allowed"
-    over = "" if peak <= capacity else ", does not fit"
+    over = "" if part <= fraction else ", does not fit"
     return Text.assemble(
         quantity(peak, "B").ljust(_VALUE_WIDTH),
         ("█" * filled, "green" if not over else "red"),
         ("░" * (_BAR_WIDTH - filled), "dim"),
-        f" {100 * part:.0f} % of {quantity(capacity, 'B')}{allowed}",
+        f" {100 * part:.0f} % of {quantity(capacity, 'B')}, {100 * fraction:.0f} % allowed",
         (over, "red"),
     )
 
@@ -216,6 +229,23 @@ def _tensor_cells(path: Text, tensor: TensorModel) -> tuple[Text, Text, Text]:
         Text(type_text(tensor.dtype, tensor.shape)),
         Text(spec_text(tensor.spec), "cyan" if any(tensor.spec) else "dim"),
     )
+
+
+def _compute(estimate: EstimateModel, everything: bool, width: int) -> tuple[RenderableType, ...]:
+    lines = estimate.compute
+    if not lines:
+        return ()
+    shown = lines if everything else lines[:_SHOWN_LINES]
+    unit, times = column([line.seconds for line in shown], "s")
+    rows = table(f">{unit}", ">part", "most by", "line")
+    for line, seconds in zip(shown, times, strict=True):
+        part = line.seconds / estimate.compute_time_s if estimate.compute_time_s else 0.0
+        place = source_text(
+            line.source or "no line of the program", most=60 if width >= _WIDE else 40
+        )
+        rows.add_row(seconds, f"{100 * part:.0f} %", op_text(line.op), place)
+    order = f"{quantity(estimate.compute_time_s, 's')} a step in all, by source line, longest first"
+    return _section("Compute", _more(len(shown), len(lines), order), rows)
 
 
 def _collectives(
@@ -283,6 +313,23 @@ def _meshes(
     told = [f"{len(planned)} planned in {quantity(plan.solver.wall_time_s, 's')}"]
     told += [f"{statuses.count(status)} {status}" for status in dict.fromkeys(statuses)]
     return _section("Meshes considered", _more(len(shown), len(meshes), ", ".join(told)), rows)
+
+
+def _variants(plan: PlanModel) -> tuple[RenderableType, ...]:
+    if not plan.variants:
+        return ()
+    forms = ranked_variants(plan)
+    time_unit, times = column([form.step_time_s or 0.0 for form in forms], "s")
+    size_unit, sizes = column([form.peak_memory_bytes or 0.0 for form in forms], "B")
+    rows = table("variant", f">{time_unit}", f">{size_unit}", "")
+    for form, seconds, size in zip(forms, times, sizes, strict=True):
+        rows.add_row(
+            Text(form.name, "green" if form.name == plan.variant else ""),
+            "" if form.step_time_s is None else seconds,
+            "" if form.peak_memory_bytes is None else size,
+            form.status,
+        )
+    return _section("Variants", f"{len(forms)} forms of the step", rows)
 
 
 def _notes(plan: PlanModel, everything: bool) -> tuple[RenderableType, ...]:

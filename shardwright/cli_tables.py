@@ -188,7 +188,8 @@ def model_view(model: ReferenceModel) -> RenderableType:
             meaning.append(f" ({', '.join(choices)})", "dim")
         shown.add_row(name, str(value), meaning)
     facts = (
-        f"{count(model.parameter_count)} parameters, {count(model.tokens_per_step)} tokens and "
+        f"{count(model.parameter_count)} parameters, {count(model.tokens_per_step)} "
+        f"{model.options.unit} and "
         f"{quantity(float(model.model_flops_per_step), 'FLOP')} a step"
     )
     return Group(Text.assemble((model.name, "bold"), f"  {facts}"), Text(), shown)

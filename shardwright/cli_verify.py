@@ -12,9 +12,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from shardwright import cli_inputs as inputs
 from shardwright import cli_options as options
 from shardwright.cli_console import print_view
+from shardwright.cli_planned import load_planned
 from shardwright.cli_text import source_text, table
 from shardwright.cli_work import model_options, planning
 from shardwright.reports.numbers import quantity
@@ -36,7 +36,13 @@ class CompilerName(StrEnum):
 
 def verify(
     plan: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan's JSON file.")],
-    target: options.Target,
+    target: Annotated[
+        str | None,
+        typer.Argument(
+            help="What was planned, as for `shardwright plan`; by default what the plan says.",
+            show_default=False,
+        ),
+    ] = None,
     compiler: Annotated[
         CompilerName,
         typer.Option(
@@ -64,8 +70,8 @@ def verify(
 ) -> None:
     """Compiles a program under its plan, and compares with what the plan predicts.
 
-    TARGET and its options are those that were planned. Exit codes: 0 compared, 2 bad input, 3 the
-    compiler finds no room for the program.
+    TARGET and its options are those that were planned, which the plan tells. Exit codes: 0
+    compared, 2 bad input, 3 the compiler finds no room for the program.
     """
     with planning(quiet or as_json) as report:
         from shardwright.planner.plan import Plan
@@ -73,8 +79,9 @@ def verify(
         from shardwright.planner.verification import verify as judge
 
         loaded_plan = Plan.load(plan)
-        loaded = inputs.load_target(
-            target, args, donate or (), model_options(settings, batch, sequence, layers, remat)
+        chosen = model_options(settings, batch, sequence, layers, remat)
+        loaded = load_planned(
+            loaded_plan.data, plan, target=target, args=args, donate=donate, options=chosen
         )
         report(Progress("compiling the program"))
         found = judge(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from shardwright.client_exchange import Contact, Flow, Pause, Send, Withdraw, exchange
 from shardwright.client_flows import PLANS, fetch_plan, post
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from shardwright.planner.comparison import Comparison, SliceProgress
     from shardwright.planner.comparison_rows import ComparisonRow, Goal
     from shardwright.planner.plan import Plan
+    from shardwright.planner.plan_schema import Unit
     from shardwright.planner.prices import Prices
     from shardwright.planner.program import Program
 
@@ -40,7 +41,7 @@ class CompareOptions(TypedDict, total=False):
     seed: int
     model_flops: float | None
     tokens_per_step: int | None
-    unit: Literal["tokens", "examples"]
+    unit: Unit
     prices: Prices | str | Path | None
     target_tokens: float | None
     deadline_s: float | None
@@ -59,7 +60,7 @@ class Table:
 
     asked: Asked
     name: str
-    unit: Literal["tokens", "examples"]
+    unit: Unit
     tokens_per_step: int | None
     prices: Prices | None
     goal: Goal
@@ -72,7 +73,7 @@ def ask_comparison(
     topologies: Sequence[str] = ("all",),
     chips: str | None = None,
     tokens_per_step: int | None = None,
-    unit: Literal["tokens", "examples"] = "tokens",
+    unit: Unit = "tokens",
     prices: Prices | str | Path | None = None,
     target_tokens: float | None = None,
     deadline_s: float | None = None,

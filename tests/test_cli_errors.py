@@ -179,6 +179,26 @@ def test_program_that_does_not_fit_has_an_exit_code_of_its_own(here):
     assert line.startswith("error: v5e:2x2") and "858.99 MB" in line
 
 
+def test_sharding_that_does_not_fit_is_priced_and_has_that_exit_code(here):
+    (here / "replicated.toml").write_text('"*" = ""\n', "utf-8")
+    evaluate = ["evaluate", *MLP, "--mesh=a=2,b=2", "--spec=replicated.toml"]
+    code, out, _ = run(*evaluate)
+    assert code == 0 and "90 % allowed" in out and "does not fit" not in " ".join(out.split())
+    # Three 512 x 512 weights in f32 with gradient and two moments are 12.6 MB.
+    code, out, err = run(*evaluate, "--memory-fraction=0.0002")
+    assert code == 3 and "does not fit" in " ".join(out.split())
+    assert err.splitlines()[-1].startswith("error: ") and "3.44 MB may be used" in err
+
+
+def test_what_no_time_would_make_fit_is_not_advised_more_time(here):
+    _, _, err = run(
+        "plan", "mlp", "-t", "v5e:2x2", "--memory-fraction=0.05", "--quiet", "--time-limit=0.1"
+    )
+    assert "time" not in err.partition(". ")[2]
+    # The state alone, 1.9 GB a device, is over the limit.
+    assert "smaller batch does not help" in err
+
+
 def test_bad_output_is_told_before_any_work(here, monkeypatch):
     def fail(*_):
         raise AssertionError("loaded the target first")

@@ -10,6 +10,7 @@ from shardwright.cli_text import source_text
 from shardwright.planner.plan_schema import (
     BufferModel,
     CollectiveModel,
+    ComputeModel,
     EstimateModel,
     MeshModel,
     OptionsModel,
@@ -95,6 +96,7 @@ def tensor(path, shape, spec, dtype="f32"):
 def program(*inputs, updated=()):
     return ProgramModel(
         name="step",
+        tokens_per_step=1_000_000,
         fingerprint="0",
         inputs=list(inputs),
         outputs=[],
@@ -139,6 +141,25 @@ def test_layers_that_are_sharded_alike_are_one_line_with_a_star():
     (group,) = group_inputs(program(*layers))
     assert group.count == 6
     assert group.path.endswith("['layers'][*]['w']")
+
+
+def test_lines_of_different_tensors_have_names_of_their_own():
+    """Blocks of two stages, whose first blocks have another shape."""
+    paths = [(stage, block) for stage in (0, 1) for block in range(4)]
+    groups = group_inputs(
+        program(
+            *(
+                tensor(f"[0]['block{stage}_{block}']['w']", [4 + stage, 8 + (not block)], [[], []])
+                for stage, block in paths
+            )
+        )
+    )
+    assert {group.path for group in groups} == {
+        "[0]['block0_0']['w']",
+        "[0]['block0_{1..3}']['w']",
+        "[0]['block1_0']['w']",
+        "[0]['block1_{1..3}']['w']",
+    }
 
 
 def test_names_that_differ_are_not_merged():
@@ -260,7 +281,7 @@ def line_with(text, *parts):
 
 
 def test_head_tells_mesh_time_mfu_tokens_memory_and_gap():
-    text = shown(a_plan(), name="llama3-8b", tokens_per_step=1_000_000)
+    text = shown(a_plan(), name="llama3-8b")
     assert text.startswith("llama3-8b on v5e:16x16, 256 devices")
     assert "data=32 on x, y (outer 2 of 16), model=8 on y (inner 8 of 16)" in line_with(
         text, "  mesh  ", "data"
@@ -273,6 +294,27 @@ def test_head_tells_mesh_time_mfu_tokens_memory_and_gap():
     assert "45.1 %" in line_with(text, "MFU") and "2.43 M tokens/s" in line_with(text, "MFU")
     assert "78 % of 16.0 GB, 90 % allowed" in line_with(text, "memory", "12.4 GB")
     assert "3.2 % less" in line_with(text, "solver")
+
+
+def test_rates_are_told_in_what_a_step_works_on():
+    plan = a_plan()
+    images = plan.program.model_copy(update={"unit": "images", "tokens_per_step": 1000})
+    # 1000 / 0.4123 s.
+    assert "2,425 images/s" in shown(plan.model_copy(update={"program": images}))
+
+
+def test_compute_is_told_by_source_line_longest_first():
+    lines = [
+        ComputeModel(source=f"model.py:{k}", op="stablehlo.dot_general", seconds=s)
+        for k, s in enumerate((0.2, 0.1, 0.05, 0.01, 0.006, 0.005))
+    ]
+    plan = a_plan()
+    estimate = plan.estimate.model_copy(update={"compute": lines})
+    text = shown(plan.model_copy(update={"estimate": estimate}))
+    # 200 of 371 ms.
+    assert line_with(text, "model.py:0").split()[:4] == ["200.0", "54", "%", "dot_general"]
+    assert "model.py:4" in text and "model.py:5" not in text
+    assert "5 of 6" in line_with(text, "Compute", "371.0 ms")
 
 
 def test_bars_are_as_long_as_their_parts():
@@ -355,4 +397,4 @@ def test_what_fills_the_memory_is_told_by_path_and_source():
 
 def test_program_that_takes_no_time_is_shown():
     estimate = a_plan().estimate.model_copy(update={"step_time_s": 0.0, "compute_time_s": 0.0})
-    assert "0 s" in line_with(shown(a_plan(estimate=estimate), tokens_per_step=8), "step time")
+    assert "0 s" in line_with(shown(a_plan(estimate=estimate)), "step time")

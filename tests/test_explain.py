@@ -174,8 +174,7 @@ def test_the_command_prices_alternatives(written, capsys):
     capsys.readouterr()
     code = main(
         [
-            *("explain", "plan.json", "[0]", "--target=toy:step", "--args=toy:arguments"),
-            *("--resolve=1", "--time-limit=1"),
+            *("explain", "plan.json", "[0]", "--resolve=1", "--time-limit=1"),
         ]
     )
     out, err = capsys.readouterr()
@@ -185,16 +184,20 @@ def test_the_command_prices_alternatives(written, capsys):
     assert out.count("P(") > 4
 
 
-def test_the_command_asks_for_the_target_where_it_cannot_know(written, capsys):
-    capsys.readouterr()
-    assert main(["explain", "plan.json", "[0]"]) == 2
-    assert "--target" in capsys.readouterr()[1]
-
-
-def test_the_command_knows_reference_models_by_the_name_of_the_plan(tmp_path, capsys):
+def test_the_command_takes_the_target_and_its_options_from_the_plan(tmp_path, capsys):
     path = str(tmp_path / "plan.json")
-    assert main(["plan", "mlp", "-t", "v5e:2x2", "--time-limit=1", "-o", path, "-q"]) == 0
+    made = ["plan", "mlp", "-t", "v5e:2x2", "--batch=64", "--set=hidden=256", "--time-limit=1"]
+    assert main([*made, "-o", path, "-q"]) == 0
     capsys.readouterr()
     assert main(["explain", path, "params/layers/1/w", "--resolve=0", "--json"]) == 0
-    data = json.loads(capsys.readouterr()[0])
-    assert data["name"] == "[0]['params']['layers'][1]['w']"
+    data = json.loads(capsys.readouterr().out)
+    assert (data["name"], data["type"]) == ("[0]['params']['layers'][1]['w']", "f32[256, 256]")
+
+
+def test_the_command_asks_for_the_target_where_it_cannot_know(written, capsys):
+    data = json.loads((written / "plan.json").read_text())
+    data["program"]["origin"] = None
+    (written / "python.json").write_text(json.dumps(data))
+    capsys.readouterr()
+    assert main(["explain", "python.json", "[0]"]) == 2
+    assert "--target" in capsys.readouterr()[1]

@@ -1,0 +1,29 @@
+"""What a plan says of where its program came from, so that other commands find it again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from shardwright.planner.plan_schema import OriginModel, PlanModel, Unit
+
+
+def with_origin(
+    plan: PlanModel,
+    target: str,
+    *,
+    args: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    unit: Unit = "tokens",
+) -> PlanModel:
+    """A plan that tells its program's origin.
+
+    Args:
+      target: a reference model, "module:function", or the path of a file.
+      args: "module:name" of a function's arguments.
+      options: those given of a reference model.
+      unit: what a step works on.
+    """
+    origin = OriginModel(target=target, args=args, options=dict(options or {}))
+    program = plan.program.model_copy(update={"origin": origin, "unit": unit})
+    return plan.model_copy(update={"program": program})
