@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from shardwright.planner.given import CONSTRAINT
 from shardwright.planner.graph import Op, OpGraph
 from shardwright.planner.nodes import BARRIER, GROUP, NodeGraph, is_trivial
+from shardwright.planner.offload import host_values
 from shardwright.planner.relayouts import Relayout, relayouts
 
 IN_PLACE = ("stablehlo.dynamic_update_slice", "stablehlo.scatter")
@@ -109,6 +110,7 @@ class _Planner:
             if op.name.startswith(_OPAQUE):
                 kept.update(map(self._behind_views, op.operands))
         self._kept = kept
+        self._on_host = host_values(self._graph)
         self._loop_ends = {loop.first_op - 1: loop.last_op for loop in self._graph.loops}
 
     def plan(self) -> FusionPlan:
@@ -237,7 +239,9 @@ class _Planner:
         return op.name == _GATHER and op.operands[0] in values
 
     def _write(self, results: list[int]) -> None:
-        self._materialized.update(r for r in results if not is_trivial(self._graph.values[r]))
+        self._materialized.update(
+            r for r in results if not is_trivial(self._graph.values[r]) and r not in self._on_host
+        )
 
     def _sources(self, op: Op) -> tuple[Read, ...]:
         """The large tensors that an operation reads."""
@@ -271,7 +275,8 @@ class _Planner:
                     continue
                 for read in self._resolve(Read(op_id, k)):
                     value = self._graph.ops[read.op].operands[read.operand]
-                    reads.setdefault(value, read)
+                    if value not in self._on_host:
+                        reads.setdefault(value, read)
         writes = tuple(
             r for i in ops for r in self._graph.ops[i].results if r in self._materialized
         )

@@ -14,6 +14,7 @@ from shardwright.planner.given import CONSTRAINT
 from shardwright.planner.graph import OpGraph
 from shardwright.planner.narrowing import Narrowing
 from shardwright.planner.nodes import GROUP, NodeGraph
+from shardwright.planner.offload import host_values
 
 _REORDERS = ("stablehlo.reduce", "stablehlo.transpose")
 """Members of elementwise groups that read elements elsewhere than they write."""
@@ -78,6 +79,7 @@ class _Lifetimes:
             ends[owner] = max(ends.get(owner, 0), last)
         taken = set(graph.arguments) | {self._find_owner(v) for v in aliased}
         taken.update(self._hoisted)
+        taken.update(self._find_owner(v) for v in host_values(graph))
         for owner, start in starts.items():
             if owner not in taken and not graph.values[owner].free:
                 end = ends.get(owner, start + 1)

@@ -21,6 +21,7 @@ from shardwright.planner.given import CONSTRAINT
 from shardwright.planner.graph import Op, OpGraph
 from shardwright.planner.kernel_costs import MXU, evaluate_cost
 from shardwright.planner.kernel_ops import KernelInfo, PallasCost, local_sizes
+from shardwright.planner.offload import TRANSFER
 from shardwright.planner.rules import Rule
 
 FloatArray = NDArray[np.float64]
@@ -37,6 +38,9 @@ _MOVES_DATA = frozenset(
         "transpose",
     )
 )  # fmt: skip
+
+_NO_KERNEL = (CONSTRAINT, TRANSFER)
+"""Nothing once partitioned, and copies by the DMA engines over PCIe."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +68,7 @@ def kernel_seconds(
     """Seconds of one run of a kernel on each unit of one device."""
     mxu: FloatArray = np.zeros(1)
     vpu: FloatArray = np.zeros(1)
-    if all(graph.ops[op_id].name == CONSTRAINT for op_id in fusion.ops):
+    if all(graph.ops[op_id].name in _NO_KERNEL for op_id in fusion.ops):
         return KernelSeconds(mxu, vpu, np.zeros(1))
     for op_id in fusion.ops:
         op = graph.ops[op_id]

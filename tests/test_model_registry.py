@@ -108,7 +108,7 @@ def test_cross_entropy_is_the_mean_negative_log_probability():
         (
             "gpt2-124m",
             {"remat": "some"},
-            "option 'remat': Input should be 'none', 'full' or 'dots'",
+            "option 'remat': Input should be 'none', 'full', 'dots' or 'names'",
         ),
         ("mlp", {"batch": 10, "microbatches": 4}, "microbatches=4 does not divide batch=10"),
         ("gpt2-124m", {"residual_axes": ("data",)}, "option 'residual_axes'"),
