@@ -22,7 +22,7 @@ from shardwright.planner.fusion import FusionPlan, plan_fusions
 from shardwright.planner.graph import OpGraph
 from shardwright.planner.graph_reader import build_graph
 from shardwright.planner.liveness import Lifetime, lifetimes
-from shardwright.planner.mesh_order import GoodMeshes
+from shardwright.planner.mesh_order import GoodMeshes, aligned_first
 from shardwright.planner.misfit import does_not_fit, even_share
 from shardwright.planner.nodes import NodeGraph, build_nodes
 from shardwright.planner.partitioned import Partitioned, partition
@@ -288,7 +288,7 @@ class _Search:
     ) -> SearchResult | Outdone:
         """Tries the meshes in turn; arguments as of `search_below`."""
         self._cutoff, self._first_seconds = cutoff_s, first_mesh_s
-        left = list(self._meshes)
+        left = aligned_first(self._meshes, self._prepared.skeleton.kinds)
         while left:
             mesh = self._good.next_of(left)
             left.remove(mesh)

@@ -10,7 +10,7 @@ import shardwright as sw
 from shardwright.hardware_profiles.mesh import LogicalMesh, enumerate_meshes
 from shardwright.hardware_profiles.slices import parse_slice
 from shardwright.planner.certificate import certificate
-from shardwright.planner.mesh_order import GoodMeshes, splits
+from shardwright.planner.mesh_order import GoodMeshes, aligned_first, splits
 from shardwright.planner.search import (
     Candidate,
     Considered,
@@ -54,6 +54,19 @@ def test_a_mesh_does_not_split_another_way_round_the_torus() -> None:
     other = mesh_of((8, 2), "x_outer_y=8")
     assert splits(SPLIT, other)
     assert not splits(SQUARE, other) and not splits(other, SQUARE)
+
+
+def test_meshes_that_cut_a_divided_dimension_whole_come_first() -> None:
+    """Batch norm over groups: 64 images in 8 groups of 8, over 16 devices by axes of 8 and 2."""
+
+    def centred(x: jax.Array) -> jax.Array:
+        groups = x.reshape(8, 8, 32)
+        return (groups - groups.mean(1, keepdims=True)).reshape(x.shape)
+
+    kinds = prepare(sw.Program.trace(centred, jnp.ones((64, 32)))).skeleton.kinds
+    meshes = [m for m in enumerate_meshes(parse_slice(TOPOLOGY), 3) if len(m.axes) < 3]
+    ordered = aligned_first(meshes, kinds)
+    assert sorted(ordered[0].shape.values()) == [2, 8] and len(ordered) == len(meshes)
 
 
 def test_meshes_of_three_axes_that_split_a_fast_one_come_first() -> None:
