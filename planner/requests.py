@@ -18,6 +18,7 @@ from pydantic import (
 
 from shardwright.errors import InputError
 from shardwright.hardware_profiles.chip import ChipProfile
+from shardwright.planner.spec_patterns import parse_spec
 
 
 def _whole(value: Any) -> Any:
@@ -42,6 +43,16 @@ def _positions(value: Any) -> Any:
 
 def _shape(value: Any) -> Any:
     return dict(value) if isinstance(value, Mapping) else value
+
+
+def _specs(value: Any) -> Any:
+    """Shardings by path; those in text as PartitionSpecs."""
+    if not isinstance(value, Mapping):
+        return value
+    return {
+        path: PartitionSpec(*parse_spec(spec, f"pinned {path}")) if isinstance(spec, str) else spec
+        for path, spec in value.items()
+    }
 
 
 def _profile(value: Any) -> Any:
@@ -72,7 +83,7 @@ class PlanRequest(_Request):
     """The options of `plan`, as documented there."""
 
     mesh: _Shape | None
-    pinned: Annotated[dict[StrictStr, PartitionSpec], BeforeValidator(_shape)] | None
+    pinned: Annotated[dict[StrictStr, PartitionSpec], BeforeValidator(_specs)] | None
     memory_fraction: Annotated[_Number, Field(gt=0, le=1)]
     time_limit_s: Annotated[_Number, Field(gt=0)]
     seed: Annotated[_Whole, Field(ge=0)]

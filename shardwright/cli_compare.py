@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,6 +12,7 @@ from shardwright import cli_inputs as inputs
 from shardwright import cli_options as options
 from shardwright.cli_console import make_console, print_note, print_view
 from shardwright.cli_quantities import parse_count, parse_duration
+from shardwright.cli_remote import check_server, compare_on_server
 from shardwright.cli_work import model_options, planning
 from shardwright.errors import DoesNotFitError, InputError
 
@@ -99,6 +100,8 @@ def compare(
     seed: Annotated[int, typer.Option(help="Of the solver's random choices.")] = 0,
     workers: Workers = None,
     chip: options.Chip = None,
+    server: options.Server = None,
+    api_key: options.ApiKey = None,
     args: options.Arguments = None,
     donate: options.Donate = None,
     batch: options.Batch = None,
@@ -111,8 +114,15 @@ def compare(
 ) -> None:
     """Plans one program on many slices and says which wins.
 
-    Exit codes: 0 at least one slice has a plan, 2 bad input, 3 it fits on none.
+    Exit codes: 0 at least one slice has a plan, 2 bad input, 3 it fits on none, 4 the server
+    failed.
     """
+    check_server(server, api_key)
+    if server is not None and (chip is not None or workers is not None):
+        given = "--chip" if chip is not None else "--workers"
+        raise InputError(
+            f"{given} is for work on this machine", where="--server", do="Leave one of them out"
+        )
     from shardwright.hardware_profiles import load_chip
     from shardwright.planner.prices import load_prices
     from shardwright.planner.slice_choice import choose_slices, parse_chip_range
@@ -146,28 +156,34 @@ def compare(
         comparison_progress(console, len(slices), quiet=quiet or as_json) as report,
     ):
         loaded = inputs.load_target(target, args, donate or (), chosen_options)
-        from shardwright.planner.comparison import compare as compare_slices
+        asked: dict[str, Any] = {
+            "topologies": [one.name for one in slices],
+            "memory_fraction": memory_fraction,
+            "time_limit_s": time_limit,
+            "seed": seed,
+            "model_flops": loaded.model_flops,
+            "tokens_per_step": tokens_per_step or loaded.tokens_per_step,
+            "unit": loaded.unit,
+            "prices": priced,
+            "target_tokens": goal_tokens,
+            "deadline_s": goal_time,
+            "budget": budget,
+            "name": loaded.name,
+            "on_progress": report,
+        }
+        if server is not None:
+            made = compare_on_server(server, api_key, target, loaded, chosen_options, **asked)
+        else:
+            from shardwright.planner.comparison import compare as compare_slices
 
-        made = compare_slices(
-            loaded.program,
-            *loaded.args,
-            topologies=[one.name for one in slices],
-            donate_argnums=loaded.donate,
-            memory_fraction=memory_fraction,
-            time_limit_s=time_limit,
-            seed=seed,
-            model_flops=loaded.model_flops,
-            tokens_per_step=tokens_per_step or loaded.tokens_per_step,
-            unit=loaded.unit,
-            prices=priced,
-            target_tokens=goal_tokens,
-            deadline_s=goal_time,
-            budget=budget,
-            chip=profile,
-            workers=workers,
-            name=loaded.name,
-            on_progress=report,
-        )
+            made = compare_slices(
+                loaded.program,
+                *loaded.args,
+                donate_argnums=loaded.donate,
+                chip=profile,
+                workers=workers,
+                **asked,
+            )
     if output is not None:
         page = output.suffix != ".json"
         output.write_text(_page(made.data) if page else made.to_json() + "\n", encoding="utf-8")

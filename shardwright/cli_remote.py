@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from shardwright.cli_inputs import Target
+    from shardwright.planner.comparison import Comparison
     from shardwright.planner.plan import Plan
     from shardwright.planner.plan_schema import EstimateModel
 
@@ -64,3 +65,21 @@ def evaluate_on_server(
 
     with Client(server, api_key or None) as client:
         return client.evaluate(loaded.program, *loaded.args, **options)
+
+
+def compare_on_server(
+    server: str,
+    api_key: str | None,
+    target: str,
+    loaded: Target,
+    model_options: Mapping[str, Any],
+    **options: Any,
+) -> Comparison:
+    """A comparison by a service; arguments as of `plan_on_server`, `options` as of `compare`."""
+    from shardwright.client import Client
+    from shardwright.models import model_names
+
+    with Client(server, api_key or None) as client:
+        if target in model_names():
+            return client.compare(target, options=model_options, **options)
+        return client.compare(loaded.program, *loaded.args, donate_argnums=loaded.donate, **options)

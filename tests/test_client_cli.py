@@ -124,6 +124,19 @@ def test_same_price_of_a_sharding_as_here(
     assert local[0] == 0 and local[1]
 
 
+def test_same_comparison_as_here(service: Service, folder: Path) -> None:
+    what = ["compare", "mlp", "-t", "v5e:2x2,v5e:1x1", "--set", "hidden=24576", "--batch=64"]
+    what += ["--json", "-q"]
+    local, remote = (command(folder, *what, *more) for more in ([], ["--server", service.url]))
+    assert remote[0] == local[0] == 0, remote[2]
+    rows = [
+        [(row["topology"], row["status"], row["step_time_s"]) for row in json.loads(out)["rows"]]
+        for out in (local[1], remote[1])
+    ]
+    assert rows[0] == rows[1]
+    assert {status for _, status, _ in rows[0]} == {"planned", "does-not-fit"}
+
+
 WRONG: dict[str, list[str]] = {
     "slice": ["plan", "mlp", "-t", "v5e:3x3"],
     "option": ["plan", "mlp", "-t", "v5e:2x2", "--set", "color=red"],

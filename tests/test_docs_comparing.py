@@ -4,9 +4,15 @@ import re
 import shlex
 from pathlib import Path
 
+import jax
+import jax.export
+import jax.numpy as jnp
+import optax
 import pytest
 
+import shardwright as sw
 from shardwright.cli import main
+from shardwright.cli_inputs import load_program
 from shardwright.hardware_profiles import load_chip
 from shardwright.planner.comparison_rows import ComparisonModel
 from shardwright.planner.prices import load_prices
@@ -141,6 +147,35 @@ def test_the_sweep_of_the_page_runs(here):
     assert len(rows) == 1 + 2 * 2
 
 
+def test_files_of_the_page_hold_the_step_with_the_names_of_its_state(here):
+    """The page's code, on a step with optax's state, which jax.export cannot write."""
+    optimizer = optax.adamw(1e-3)
+
+    def step(state, batch):
+        params, moments = state
+        loss, grads = jax.value_and_grad(lambda p: jnp.mean((batch @ p["w"]) ** 2))(params)
+        updates, moments = optimizer.update(grads, moments, params)
+        return (optax.apply_updates(params, updates), moments), loss
+
+    params = {"w": jax.ShapeDtypeStruct((64, 32), jnp.float32)}
+    names = {
+        "jax": jax, "sw": sw, "Path": Path, "step": step,
+        "state": (params, jax.eval_shape(optimizer.init, params)),
+        "batch": jax.ShapeDtypeStruct((16, 64), jnp.float32),
+    }  # fmt: skip
+    for block in re.findall(r"^```python\n(.*?)^```", USING, re.S | re.M):
+        exec(compile(block, "using-plans.md", "exec"), names)
+    with pytest.raises(ValueError, match="Cannot serialize PyTreeDef containing an unregistered"):
+        jax.export.export(jax.jit(step), platforms=["tpu"])(
+            names["state"], names["batch"]
+        ).serialize()
+    for file, moment in (("step.mlirbc", "[0][1][0].mu['w']"), ("exported.bin", "[1][0].mu['w']")):
+        program = load_program(Path(file))
+        assert sum(moment in tensor.path for tensor in program.inputs) == 1
+        # Weight, two moments and a count are taken over; the loss and the batch are not.
+        assert len(program.aliases) == 4 and len(program.inputs) == 5
+
+
 def test_every_command_about_plans_runs(here, capsys):
     lines = commands(USING)
     assert {line[0] for line in lines} == {"plan", "diff", "explain", "export", "trace"}
@@ -152,5 +187,5 @@ def test_every_command_about_plans_runs(here, capsys):
     assert "logical_axis_rules:" in out
     (place,) = re.findall(r"explain a.json train.py:33", USING)
     lines = re.findall(r"^# (\S+:\d+)$", out, re.M)
-    found = main(["explain", "a.json", f"{lines[0]}#1", "--batch=64", "--resolve=0"])
+    found = main(["explain", "a.json", f"{lines[0]}#1", "--resolve=0"])
     assert (place, found) == ("explain a.json train.py:33", 0)

@@ -39,6 +39,13 @@ def test_pinned_argument_keeps_its_sharding_and_so_does_the_result_it_is_donated
     assert plan.out_specs[0]["w"] == spec
 
 
+def test_a_pin_in_text_is_the_same_pin() -> None:
+    plan = planned({"[0]['w']": "None,x+y"})  # type: ignore[dict-item]
+    assert plan.in_specs[0]["w"] == P(None, ("x", "y"))
+    with pytest.raises(sw.InputError, match=r"pinned \[1\]: .*not a PartitionSpec"):
+        planned({"[1]": "x,,y"})  # type: ignore[dict-item]
+
+
 def test_arguments_that_are_not_pinned_are_chosen_around_the_pins() -> None:
     plan = planned({"[1]": P(("x", "y"))})
     assert plan.in_specs[1] == P(("x", "y"))
