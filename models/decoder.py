@@ -163,15 +163,22 @@ def forward(
 
 def embed(options: TransformerOptions, params: PyTree, tokens: jax.Array) -> tuple[Any, Context]:
     """The residual stream of tokens, and what attention has to know of their positions."""
-    dtype, length = options.compute_dtype, tokens.shape[1]
-    x = jnp.take(params["embedding"], tokens, axis=0).astype(dtype)
+    positions = jax.lax.iota(jnp.int32, tokens.shape[1])
+    x = jnp.take(params["embedding"], tokens, axis=0).astype(options.compute_dtype)
     if options.positions == "learned":
-        x = x + params["positions"][:length].astype(dtype)
+        x = x + params["positions"][: tokens.shape[1]].astype(x.dtype)
+    return place(options, x, positions)
+
+
+def place(
+    options: TransformerOptions, x: jax.Array, positions: jax.Array
+) -> tuple[jax.Array, Context]:
+    """Embedded tokens with what is computed of their positions, and what attention has to know."""
     if options.positions == "sinusoidal":
-        x = x + sinusoids(length, options.d_model).astype(dtype)
+        x = x + sinusoids(positions, options.d_model).astype(x.dtype)
     rope = None
     if options.positions == "rope":
-        rope = rope_tables(length, options.head_width, options.rope_theta)
+        rope = rope_tables(positions, options.head_width, options.rope_theta)
     return constrain(x, options.residual_axes), Context(rope)
 
 
@@ -365,14 +372,14 @@ def dot_attention(
     return mixed.reshape(batch, length, heads, width)
 
 
-def sinusoids(length: int, width: int) -> jax.Array:
-    """Sines, then cosines, of position times frequency: [length, width] in float32.
+def sinusoids(positions: jax.Array, width: int) -> jax.Array:
+    """Sines, then cosines, of position times frequency: [positions, width] in float32.
 
     Pair i turns by 10000^(-2i / width) a position.
 
     Source: Vaswani et al., Attention Is All You Need (2017), section 3.5 (which interleaves them).
     """
-    cos, sin = rope_tables(length, width, 10_000.0)
+    cos, sin = rope_tables(positions, width, 10_000.0)
     return jnp.concatenate([sin, cos], axis=-1)
 
 
@@ -404,8 +411,8 @@ def relative_bias(table: jax.Array, length: int, *, bidirectional: bool) -> jax.
     return jnp.moveaxis(table.astype(jnp.float32)[bucket], -1, 0)
 
 
-def rope_tables(length: int, head_dim: int, theta: float) -> Rope:
-    """Cosines and sines [length, head_dim / 2] of position times frequency.
+def rope_tables(positions: jax.Array, head_dim: int, theta: float) -> Rope:
+    """Cosines and sines [positions, head_dim / 2] of position times frequency.
 
     Pair i turns by theta^(-2i / head_dim) a position.
 
@@ -413,7 +420,7 @@ def rope_tables(length: int, head_dim: int, theta: float) -> Rope:
     """
     pair = jax.lax.iota(jnp.float32, head_dim // 2)
     frequency = theta ** (-2 * pair / head_dim)
-    angle = jax.lax.iota(jnp.float32, length)[:, None] * frequency
+    angle = positions.astype(jnp.float32)[:, None] * frequency
     return jnp.cos(angle), jnp.sin(angle)
 
 

@@ -85,8 +85,8 @@ class TrainOptions(BaseModel):
         return 1
 
 
-class TransformerOptions(TrainOptions):
-    """What language models made of attention and feed-forward blocks share.
+class Transformer(BaseModel):
+    """Sizes of language models made of attention and feed-forward blocks.
 
     Attributes:
       layers: number of layers; of an encoder-decoder, of its decoder.
@@ -96,29 +96,22 @@ class TransformerOptions(TrainOptions):
       head_dim: width of a head; None is `d_model / heads`.
       d_ff: width inside the feed-forward block.
       vocab: rows of the embedding table.
-      sequence: tokens per sequence; of an encoder-decoder, of its source.
       norm: "rms" (RMSNorm, no bias) or "layer" (LayerNorm with bias).
       mlp: "swiglu" or "geglu" (gate, up, down), "gelu" or "relu" (up, down).
       positions: "rope", "learned" (a table of `max_positions` rows added to the embedding),
         "sinusoidal" (added to it, computed) or "relative" (T5: a learned bias of the attention
         scores by distance).
-      max_positions: rows of the learned table; None is `sequence`.
+      max_positions: rows of the learned table; None is as many as a sequence has.
       rope_theta: base of the rotary frequencies.
       biases: whether projections have biases.
       tied_embedding: whether the output projection is the embedding table.
       norm_epsilon: added to the variance in the norms.
-      scan_layers: one stacked parameter tree and `lax.scan`, or a list of layers.
-      remat: "none" keeps every activation, "full" keeps only each layer's input, "dots" keeps
-        also the results of the matrix products with weights, "names" keeps those that `saved` and
-        `offloaded` name.
-      saved: activations to keep in HBM, by name.
-      offloaded: activations to keep in the host's memory, by name.
-      attention: "dot" writes the scores of every head to memory; "flash" does not: it runs JAX's
-        Pallas kernels on TPU, as one planned operation, and needs `sequence` to be a multiple of
-        128 and positions other than "relative".
+      compute_dtype: type in which matrix products run.
       residual_axes: mesh axes of the residual stream [batch, sequence, d_model], set with
         `with_sharding_constraint`; needs a mesh context. None leaves it to the planner.
     """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     layers: PositiveInt
     d_model: PositiveInt
@@ -127,7 +120,6 @@ class TransformerOptions(TrainOptions):
     head_dim: PositiveInt | None = None
     d_ff: PositiveInt
     vocab: PositiveInt
-    sequence: PositiveInt
     norm: Literal["rms", "layer"] = "rms"
     mlp: Literal["swiglu", "geglu", "gelu", "relu"] = "swiglu"
     positions: Literal["rope", "learned", "sinusoidal", "relative"] = "rope"
@@ -136,11 +128,7 @@ class TransformerOptions(TrainOptions):
     biases: bool = False
     tied_embedding: bool = False
     norm_epsilon: PositiveFloat = 1e-5
-    scan_layers: bool = True
-    remat: Literal["none", "full", "dots", "names"] = "full"
-    saved: tuple[Activation, ...] = ()
-    offloaded: tuple[Activation, ...] = ()
-    attention: Literal["dot", "flash"] = "dot"
+    compute_dtype: DType = "bfloat16"
     residual_axes: tuple[MeshAxes, MeshAxes, MeshAxes] | None = None
 
     @model_validator(mode="after")
@@ -155,12 +143,57 @@ class TransformerOptions(TrainOptions):
                 f"heads={self.heads} does not divide d_model={self.d_model}; "
                 "choose sizes that divide, or give head_dim"
             )
+        if self.positions == "rope" and self.head_width % 2:
+            raise ValueError(f"head_dim={self.head_width} is odd; rotary embedding turns pairs")
+        if self.positions == "sinusoidal" and self.d_model % 2:
+            raise ValueError(f"d_model={self.d_model} is odd; sinusoidal positions are pairs")
+        return self
+
+    @property
+    def key_value_heads(self) -> int:
+        """Key and value heads, with the default filled in."""
+        return self.kv_heads or self.heads
+
+    @property
+    def head_width(self) -> int:
+        """Width of one head, with the default filled in."""
+        return self.head_dim or self.d_model // self.heads
+
+    @property
+    def mlp_matrices(self) -> int:
+        """Matrices of a feed-forward block."""
+        return 3 if self.mlp in ("swiglu", "geglu") else 2
+
+
+class TransformerOptions(Transformer, TrainOptions):
+    """What the training of Transformers takes.
+
+    Attributes:
+      sequence: tokens per sequence; of an encoder-decoder, of its source.
+      scan_layers: one stacked parameter tree and `lax.scan`, or a list of layers.
+      remat: "none" keeps every activation, "full" keeps only each layer's input, "dots" keeps
+        also the results of the matrix products with weights, "names" keeps those that `saved` and
+        `offloaded` name.
+      saved: activations to keep in HBM, by name.
+      offloaded: activations to keep in the host's memory, by name.
+      attention: "dot" writes the scores of every head to memory; "flash" does not: it runs JAX's
+        Pallas kernels on TPU, as one planned operation, and needs `sequence` to be a multiple of
+        128 and positions other than "relative".
+    """
+
+    sequence: PositiveInt
+    scan_layers: bool = True
+    remat: Literal["none", "full", "dots", "names"] = "full"
+    saved: tuple[Activation, ...] = ()
+    offloaded: tuple[Activation, ...] = ()
+    attention: Literal["dot", "flash"] = "dot"
+
+    @model_validator(mode="after")
+    def _step_agrees(self) -> Self:
         if (self.saved or self.offloaded) and self.remat != "names":
             raise ValueError(
                 f"saved and offloaded need remat='names', and remat is {self.remat!r}; change one"
             )
-        if self.positions == "rope" and self.head_width % 2:
-            raise ValueError(f"head_dim={self.head_width} is odd; rotary embedding turns pairs")
         if self.attention == "flash" and self.sequence % FLASH_LENGTH:
             raise ValueError(
                 f"sequence={self.sequence} is not a multiple of {FLASH_LENGTH}, which "
@@ -171,8 +204,6 @@ class TransformerOptions(TrainOptions):
                 "attention='flash' takes no bias of the scores, which positions='relative' adds; "
                 "use attention='dot' or other positions"
             )
-        if self.positions == "sinusoidal" and self.d_model % 2:
-            raise ValueError(f"d_model={self.d_model} is odd; sinusoidal positions are pairs")
         if self.positions == "learned" and self.sequence > self.position_rows:
             raise ValueError(
                 f"sequence={self.sequence} is longer than max_positions={self.max_positions}; "
@@ -186,24 +217,9 @@ class TransformerOptions(TrainOptions):
         return self.sequence
 
     @property
-    def key_value_heads(self) -> int:
-        """Key and value heads, with the default filled in."""
-        return self.kv_heads or self.heads
-
-    @property
-    def head_width(self) -> int:
-        """Width of one head, with the default filled in."""
-        return self.head_dim or self.d_model // self.heads
-
-    @property
     def position_rows(self) -> int:
         """Rows of the learned position table, with the default filled in."""
         return self.max_positions or self.sequence
-
-    @property
-    def mlp_matrices(self) -> int:
-        """Matrices of a feed-forward block."""
-        return 3 if self.mlp in ("swiglu", "geglu") else 2
 
 
 class DecoderOptions(TransformerOptions):
@@ -307,20 +323,14 @@ class MixtureOptions(DecoderOptions):
         return min(self.sequence, math.ceil(share * self.capacity_factor))
 
 
-class ImageOptions(TrainOptions):
-    """What models of images share.
+class NormedOptions(TrainOptions):
+    """What models with batch norms share; they keep running statistics.
 
     Attributes:
-      image: size of each dimension of space.
-      classes: that an image, or a pixel, is told apart into.
       norm_groups: parts of the batch that batch norms take their statistics over; one is the
         whole batch.
     """
 
-    unit = "images"
-
-    image: PositiveInt
-    classes: PositiveInt
     norm_groups: PositiveInt = 1
 
     @model_validator(mode="after")
@@ -328,6 +338,20 @@ class ImageOptions(TrainOptions):
         if self.batch % self.norm_groups:
             raise ValueError(f"norm_groups={self.norm_groups} does not divide batch={self.batch}")
         return self
+
+
+class ImageOptions(NormedOptions):
+    """What models of images share.
+
+    Attributes:
+      image: size of each dimension of space.
+      classes: that an image, or a pixel, is told apart into.
+    """
+
+    unit = "images"
+
+    image: PositiveInt
+    classes: PositiveInt
 
 
 class ResNetOptions(ImageOptions):
@@ -368,6 +392,99 @@ class UNetOptions(ImageOptions):
         return self
 
 
+class ConformerOptions(NormedOptions):
+    """A Conformer, trained with CTC.
+
+    Attributes:
+      layers: number of blocks.
+      d_model: width of the residual stream.
+      heads: of attention; a divisor of `d_model`.
+      d_ff: width inside the feed-forward blocks; None is four times `d_model`.
+      kernel: frames that the convolutions of a block reach over.
+      features: of a frame of sound.
+      frames: of an utterance; two strides leave a quarter of them.
+      labels: of an utterance.
+      classes: that a label is one of, the blank included.
+      remat: "none" keeps every activation, "full" keeps only each block's input.
+    """
+
+    unit = "examples"
+
+    layers: PositiveInt
+    d_model: PositiveInt
+    heads: PositiveInt
+    d_ff: PositiveInt | None = None
+    kernel: PositiveInt = 32
+    features: PositiveInt = 80
+    frames: PositiveInt
+    labels: PositiveInt
+    classes: PositiveInt
+    remat: Literal["none", "full"] = "full"
+
+    @model_validator(mode="after")
+    def _lengths_agree(self) -> Self:
+        if self.d_model % self.heads:
+            raise ValueError(f"heads={self.heads} does not divide d_model={self.d_model}")
+        if self.d_model % 2:
+            raise ValueError(f"d_model={self.d_model} is odd; sinusoidal positions are pairs")
+        if 4 * self.labels > self.frames:
+            raise ValueError(
+                f"labels={self.labels} are more than a quarter of the frames={self.frames}; CTC "
+                "gives each label a frame of its own after two strides"
+            )
+        return self
+
+    @property
+    def feed_forward_width(self) -> int:
+        """Width inside the feed-forward blocks, with the default filled in."""
+        return self.d_ff or 4 * self.d_model
+
+
+class LstmOptions(TrainOptions):
+    """An LSTM sequence-to-sequence model with attention.
+
+    Attributes:
+      layers: of the decoder.
+      encoder_layers: of the encoder, whose first reads both ways; None is `layers`.
+      d_model: units of every layer, and width of the embedding.
+      vocab: rows of the embedding table, which source and target share.
+      sequence: tokens per source.
+      target_sequence: tokens per target; None is `sequence`.
+      remat: "none" keeps the gates of every step of a layer's loop, "full" makes them again.
+    """
+
+    layers: PositiveInt
+    encoder_layers: PositiveInt | None = None
+    d_model: PositiveInt
+    vocab: PositiveInt
+    sequence: PositiveInt
+    target_sequence: PositiveInt | None = None
+    remat: Literal["none", "full"] = "none"
+
+    @model_validator(mode="after")
+    def _encoder_joins_directions(self) -> Self:
+        if self.encoder_depth < 2:
+            raise ValueError(
+                "encoder_layers=1 is too few: a second layer joins both ways of the first"
+            )
+        return self
+
+    @property
+    def encoder_depth(self) -> int:
+        """Layers of the encoder, with the default filled in."""
+        return self.encoder_layers or self.layers
+
+    @property
+    def target_length(self) -> int:
+        """Tokens per target, with the default filled in."""
+        return self.target_sequence or self.sequence
+
+    @property
+    def items_per_example(self) -> int:
+        """Tokens of a source and its target."""
+        return self.sequence + self.target_length
+
+
 class MlpOptions(TrainOptions):
     """A classifier of stacked dense layers.
 
@@ -384,6 +501,54 @@ class MlpOptions(TrainOptions):
     hidden: PositiveInt
     layers: PositiveInt
     classes: PositiveInt
+
+
+class DlrmOptions(TrainOptions):
+    """A recommendation model with embedding tables.
+
+    Attributes:
+      features: dense features of an example.
+      tables: rows of each embedding table; an example names one row of each.
+      width: of an embedding, and of what the bottom network makes.
+      bottom: widths of the network of the dense features; the last is `width`.
+      top: widths of the network that ends in the logit.
+      row_multiple: tables of more rows than this have their rows rounded up to a multiple of it,
+        so that devices can share them by row.
+    """
+
+    unit = "examples"
+
+    features: PositiveInt
+    tables: tuple[PositiveInt, ...]
+    width: PositiveInt
+    bottom: tuple[PositiveInt, ...]
+    top: tuple[PositiveInt, ...]
+    row_multiple: PositiveInt = 1
+
+    @model_validator(mode="after")
+    def _networks_agree(self) -> Self:
+        if not self.tables or not self.bottom or self.bottom[-1] != self.width:
+            raise ValueError(
+                f"bottom={self.bottom} must end in width={self.width}, since its result takes part "
+                "in the interaction as an embedding does, and there must be a table"
+            )
+        if not self.top or self.top[-1] != 1:
+            raise ValueError(f"top={self.top} must end in 1, the logit")
+        if self.microbatches != 1:
+            raise ValueError("microbatches are not for tables, whose rows are updated at once")
+        return self
+
+    @property
+    def table_rows(self) -> tuple[int, ...]:
+        """Rows of each table as they are kept."""
+        of = self.row_multiple
+        return tuple(-(-rows // of) * of if rows > of else rows for rows in self.tables)
+
+    @property
+    def joined(self) -> int:
+        """Width of what the top network takes: every pair of vectors, and the bottom's result."""
+        vectors = len(self.tables) + 1
+        return self.width + vectors * (vectors - 1) // 2
 
 
 _Options = TypeVar("_Options", bound=TrainOptions)

@@ -20,8 +20,16 @@ Sources:
     spans cut from 512 tokens take 114. Trained with Adafactor; here AdamW.
   transformer: Vaswani et al., Attention Is All You Need (2017), table 3, with its vocabulary of
     English and German (section 5.1). Lengths and batch are ours: 25,000 target tokens a step there.
+  conformer: Gulati et al., Conformer (2020), table 1, without its LSTM decoder (our loss is CTC), with
+    its 80 features (section 3.1) and 1,024 word pieces (3.2). Utterances of 16 s and the batch of
+    2,048 are ours.
+  gnmt: Wu et al., Google's Neural Machine Translation System (2016), sections 3.1, 4.1 and 8.3, and
+    the four layers and batch of MLPerf Training v0.6 (mlcommons/training, rnn_translator; 32,320
+    word pieces). Lengths are ours.
   resnet: He et al., Deep Residual Learning (2015), table 1.
   unet: Ronneberger et al., U-Net (2015), figure 1, and Cicek et al., 3D U-Net (2016), figure 2.
+  dlrm: Naumov et al., DLRM (2019), with the sizes of MLPerf Training 0.7 (recommendation on Criteo's
+    terabyte click logs); tables are rounded up to multiples of 4096 rows.
   gshard: Lepikhin et al., GShard (2020), section 4.2 and table 1: 36 layers of which every other
     one is a mixture. They are encoder and decoder layers there, and a decoder only here.
   switch: Fedus et al., Switch Transformers (2021), table 9 (Switch-Base); as for gshard.
@@ -166,6 +174,19 @@ ENCODER_DECODERS: dict[str, dict[str, Any]] = {
     "transformer-big": _TRANSFORMER | _sizes(6, 1024, 16, 4096),
 }
 
+_SPEECH: dict[str, Any] = {"frames": 1600, "labels": 64, "classes": 1025, "batch": 2048}
+
+CONFORMERS: dict[str, dict[str, Any]] = {
+    "conformer-s": _SPEECH | {"layers": 16, "d_model": 144, "heads": 4},
+    "conformer-m": _SPEECH | {"layers": 16, "d_model": 256, "heads": 4},
+    "conformer-l": _SPEECH | {"layers": 17, "d_model": 512, "heads": 8},
+}
+
+LSTMS: dict[str, dict[str, Any]] = {
+    "gnmt": {"layers": 8, "d_model": 1024, "vocab": 32000, "sequence": 64, "batch": 2048},
+    "gnmt-mlperf": {"layers": 4, "d_model": 1024, "vocab": 32320, "sequence": 64, "batch": 2048},
+}
+
 _MOMENTUM: dict[str, Any] = {
     "optimizer": "momentum",
     "weight_decay": 5e-5,
@@ -200,4 +221,24 @@ UNETS: dict[str, dict[str, Any]] = {
 
 MLPS: dict[str, dict[str, Any]] = {
     "mlp": {"features": 4096, "hidden": 16384, "layers": 4, "classes": 1024, "batch": 8192},
+}
+
+_CRITEO_TABLES = (
+    39884406, 39043, 17289, 7420, 20263, 3, 7120, 1543, 63, 38532951, 2953546, 403346, 10, 2208,
+    11938, 155, 4, 976, 14, 39979771, 25641295, 39664984, 585935, 12972, 108, 36,
+)  # fmt: skip
+"""Categories of each feature of Criteo's terabyte click logs, hashed to 40 million at most."""
+
+DLRMS: dict[str, dict[str, Any]] = {
+    "dlrm": _MOMENTUM
+    | {
+        "features": 13,
+        "tables": _CRITEO_TABLES,
+        "width": 128,
+        "bottom": (512, 256, 128),
+        "top": (1024, 1024, 512, 256, 1),
+        "row_multiple": 4096,
+        "batch": 65536,
+        "weight_decay": 0.0,
+    },
 }

@@ -10,24 +10,40 @@ from typing import Any
 
 from shardwright.errors import InputError
 from shardwright.models.options import (
+    ConformerOptions,
     DecoderOptions,
+    DlrmOptions,
     EncoderDecoderOptions,
-    ImageOptions,
+    LstmOptions,
     MixtureOptions,
     MlpOptions,
+    NormedOptions,
     ResNetOptions,
     TrainOptions,
     UNetOptions,
     parse_options,
 )
-from shardwright.models.presets import DECODERS, ENCODER_DECODERS, MIXTURES, MLPS, RESNETS, UNETS
+from shardwright.models.presets import (
+    CONFORMERS,
+    DECODERS,
+    DLRMS,
+    ENCODER_DECODERS,
+    LSTMS,
+    MIXTURES,
+    MLPS,
+    RESNETS,
+    UNETS,
+)
 
 _FAMILIES: dict[str, tuple[type[TrainOptions], dict[str, dict[str, Any]]]] = {
     "decoder": (DecoderOptions, DECODERS),
     "mixture": (MixtureOptions, MIXTURES),
     "encoder_decoder": (EncoderDecoderOptions, ENCODER_DECODERS),
+    "conformer": (ConformerOptions, CONFORMERS),
+    "lstm": (LstmOptions, LSTMS),
     "resnet": (ResNetOptions, RESNETS),
     "unet": (UNetOptions, UNETS),
+    "dlrm": (DlrmOptions, DLRMS),
     "mlp": (MlpOptions, MLPS),
 }
 """Module -> the options that it takes and its presets by name."""
@@ -122,15 +138,21 @@ def _assemble(name: str, module: Any, options: TrainOptions) -> ReferenceModel:
         without_statistics,
     )
 
-    loss = functools.partial(module.loss, options)
-    stateful: Loss = loss if isinstance(options, ImageOptions) else without_statistics(loss)
-    init = make_init(functools.partial(module.init_params, options), options)
+    if isinstance(options, DlrmOptions):
+        # Its tables are updated where rows were looked up, not by an optimizer.
+        train_step = module.make_train_step(options)
+        init = functools.partial(module.init_state, options)
+    else:
+        loss = functools.partial(module.loss, options)
+        stateful: Loss = loss if isinstance(options, NormedOptions) else without_statistics(loss)
+        train_step = make_train_step(stateful, options)
+        init = make_init(functools.partial(module.init_params, options), options)
     make_batch = functools.partial(module.make_batch, options)
     state, batch = (jax.eval_shape(make, jax.random.key(0)) for make in (init, make_batch))
     return ReferenceModel(
         name=name,
         options=options,
-        train_step=make_train_step(stateful, options),
+        train_step=train_step,
         example_args=(state, batch),
         donate_argnums=(0,),
         init=lambda seed: jax.jit(init)(jax.random.key(seed)),

@@ -37,8 +37,8 @@ def init_statistics(params: PyTree) -> PyTree:
     if not isinstance(params, dict):
         return {}
     if "norm" in params:
-        filters = params["norm"]["scale"].shape[0]
-        return {"mean": jnp.zeros(filters), "variance": jnp.ones(filters)}
+        shape = params["norm"]["scale"].shape
+        return {"mean": jnp.zeros(shape), "variance": jnp.ones(shape)}
     found = {name: init_statistics(part) for name, part in params.items()}
     return {name: statistics for name, statistics in found.items() if statistics}
 

@@ -137,7 +137,7 @@ def test_rope_multiplies_complex_pairs_by_unit_numbers():
     pairs = x[..., :4] + 1j * x[..., 4:]
     turn = np.exp(1j * np.outer(np.arange(7), 100.0 ** (-2 * np.arange(4) / 8)))
     turned = pairs * turn[:, None, :]
-    actual = decoder.apply_rope(jnp.asarray(x, jnp.float32), decoder.rope_tables(7, 8, 100.0))
+    actual = decoder.apply_rope(jnp.asarray(x, jnp.float32), decoder.rope_tables(jnp.arange(7), 8, 100.0))
     np.testing.assert_allclose(actual, np.concatenate([turned.real, turned.imag], -1), atol=1e-5)
 
 

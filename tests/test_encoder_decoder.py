@@ -102,7 +102,7 @@ def test_sinusoids_are_those_of_the_formula() -> None:
     """Vaswani et al. (2017), section 3.5, sines and cosines side by side."""
     angle = np.arange(7)[:, None] / 10_000 ** (2 * np.arange(4) / 8)
     expected = np.concatenate([np.sin(angle), np.cos(angle)], axis=1)
-    np.testing.assert_allclose(decoder.sinusoids(7, 8), expected, atol=1e-5)
+    np.testing.assert_allclose(decoder.sinusoids(jnp.arange(7), 8), expected, atol=1e-5)
 
 
 def test_scanned_layers_equal_unrolled_ones_with_remat_or_without() -> None:
