@@ -25,6 +25,7 @@ from shardwright.api.schemas import (
 from shardwright.api.store import Store
 from shardwright.errors import InputError
 from shardwright.hardware_profiles import Slice, meshes_for_shape
+from shardwright.models.choices import combinations
 
 _MOST_REAL_AXES = 4
 _MOST_PATTERNS = 200
@@ -57,7 +58,16 @@ class Checker:
         target = self._target(owner, body.model, body.program)
         if body.pinned:
             self._check_pins(owner, target, body)
+        if body.choices:
+            if body.model is None:
+                raise InputError(
+                    "options can be chosen of reference models alone",
+                    where="choices",
+                    do="Leave them out, or plan each form of the program and compare",
+                )
+            combinations(body.model.name, body.model.options, body.choices)
         return target | {
+            "choices": dict(body.choices),
             "topology": on.name,
             "mesh": None if body.mesh is None else dict(body.mesh),
             "pinned": dict(body.pinned),

@@ -74,8 +74,8 @@ SpecEntries = Annotated[
     list[list[AxisName]],
     BeforeValidator(_entries, json_schema_input_type=str | list[Entry]),
     Field(
-        description="for each dimension, the mesh axes that shard it, major to minor: "
-        '[["data"], []], or in short "data,None"'
+        description='an entry a dimension: None, a mesh axis, or axes joined by "+", as in '
+        '"None,data+model"; or the same as a list of lists, [[], ["data", "model"]]'
     ),
 ]
 Specs = Annotated[dict[PathText, SpecEntries], Field(max_length=_MOST_PATHS)]
@@ -118,6 +118,11 @@ Options = Annotated[
 ]
 
 
+Choices = Annotated[
+    dict[str, Literal["auto"] | Annotated[list[Any], Field(min_length=1, max_length=16)]],
+    Field(max_length=4),
+    AfterValidator(_plain_options),
+]
 OwnChip = Annotated[
     dict[str, Any] | None,
     Field(
@@ -170,7 +175,7 @@ class PlanRequest(_Planned):
                     "model": {"name": "mlp"},
                     "topology": "v5e:4x4",
                     "mesh": {"data": 4, "model": 4},
-                    "pinned": {"[1]['features']": [["data"], []]},
+                    "pinned": {"[1]['features']": "data,None"},
                     "time_limit_s": 30,
                 },
             ]
@@ -192,6 +197,12 @@ class PlanRequest(_Planned):
     seed: int = Field(0, ge=0, lt=1 << 31, description="of the solver's random choices")
     chip: OwnChip = None
     model_flops: ModelFlops = None
+    choices: Choices = Field(
+        default_factory=dict,
+        description="options of the model of which the best values are to be found with the mesh: "
+        'a list of values, or "auto" for remat, microbatches and mu_dtype',
+        examples=[{"remat": "auto", "microbatches": [1, 2, 4]}],
+    )
 
 
 class ComparisonRequest(_Planned):
@@ -231,8 +242,8 @@ class EvaluationRequest(_Planned):
                     "topology": "v5e:4x4",
                     "mesh": {"data": 4, "model": 4},
                     "in_specs": {
-                        "[0]*['w']": [[], ["model"]],
-                        "[1]['features']": [["data"], []],
+                        "[0]*['w']": "None,model",
+                        "[1]['features']": "data,None",
                     },
                 }
             ]

@@ -309,7 +309,7 @@ class _Bench:
         return fixed
 
     def _told(self, evaluation: Evaluation, moved: int) -> Price:
-        from shardwright.planner.planning import estimate_model
+        from shardwright.planner.plan_making import estimate_model
 
         base = self.base or evaluation
         on, sizes = self._mesh.slice, self._mesh.shape

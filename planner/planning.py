@@ -2,77 +2,48 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-import jax
-import jaxlib
 from jax.sharding import PartitionSpec
 
-from shardwright.cost_models.memory import memory_over_time
+from shardwright.errors import InputError
 from shardwright.hardware_profiles.chip import ChipProfile
 from shardwright.hardware_profiles.mesh import LogicalMesh, enumerate_meshes, meshes_for_shape
 from shardwright.hardware_profiles.slices import Slice, parse_slice
-from shardwright.planner.certificate import certificate
-from shardwright.planner.evaluation import Evaluation
+from shardwright.planner.collectives import DimAxes
 from shardwright.planner.fixed import fixed_strategies
-from shardwright.planner.flops import matrix_flops
 from shardwright.planner.given import check_mesh
-from shardwright.planner.graph import OpGraph
-from shardwright.planner.kernel_shardings import kernel_shardings
 from shardwright.planner.pins import specs_by_path
 from shardwright.planner.plan import Plan
-from shardwright.planner.plan_data import constraint_model, kernel_model, spec_of, tree_text
-from shardwright.planner.plan_schema import (
-    BufferModel,
-    CollectiveModel,
-    ComputeModel,
-    EstimateModel,
-    LoopSpanModel,
-    MemoryModel,
-    MeshModel,
-    OptionsModel,
-    PlanModel,
-    ProgramModel,
-    SolverModel,
-    TensorModel,
-    VersionsModel,
-)
+from shardwright.planner.plan_data import spec_of
+from shardwright.planner.plan_making import make_plan
+from shardwright.planner.plan_schema import OptionsModel, VariantModel
 from shardwright.planner.program import Program
 from shardwright.planner.requests import PlanRequest, checked
-from shardwright.planner.schedule import schedule_entries
-from shardwright.planner.search import (
-    Prepared,
-    Progress,
-    SearchResult,
-    prepare,
-    search_meshes,
-)
+from shardwright.planner.search import Progress, SearchResult, prepare, search_meshes
 from shardwright.planner.tracing import in_mesh
-from shardwright.version import VERSION
+from shardwright.planner.variants import (
+    Form,
+    Variant,
+    Variants,
+    checked_variants,
+    search_variants,
+)
 
 _MOST_AXES = 3
-_COMPILER_OPTIONS = {"xla_jf_spmd_threshold_for_windowed_einsum_mib": "1000000"}
-"""Gathers and reductions stay collectives, as they are priced.
-
-Otherwise libtpu 0.0.42.1 makes some of them permutes inside matrix products: a decoder on
-tpu7x:2x2x2 took 35.8 ms of compute by its estimate with them and 14.8 ms without
-(docs/benchmarks.md).
-"""
-_SHOWN_BUFFERS = 30
-_SHOWN_LINES = 30
-_MEMORY_POINTS = 240
 
 
 def plan(
-    fn: Callable[..., Any] | Program,
+    fn: Callable[..., Any] | Program | None = None,
     *args: Any,
     topology: str,
+    variants: Variants | None = None,
     donate_argnums: int | Sequence[int] = (),
     mesh: Mapping[str, int] | None = None,
-    pinned: Mapping[str, PartitionSpec] | None = None,
+    pinned: Mapping[str, PartitionSpec | str] | None = None,
     memory_fraction: float = 0.9,
     time_limit_s: float = 12.0,
     seed: int = 0,
@@ -85,14 +56,19 @@ def plan(
     """Plans the sharding of a function on a TPU slice.
 
     Args:
-      fn: a function of `args`, or a `Program`.
+      fn: a function of `args`, or a `Program`; None where variants are given.
       args: arrays or `jax.ShapeDtypeStruct`s, any pytrees.
       topology: a slice: "v5e:16x16", "v5p-128", "2*v5e:16x16".
+      variants: forms of one step of which the best is planned: name -> (fn, *args), a `Variant` or
+        a `Program`. The plan is of the one that `plan.data.variant` names, and
+        `plan.data.variants` tells what became of the others.
       donate_argnums: arguments whose buffers the results take over, as for `jax.jit`.
       mesh: the logical mesh to use, axis name -> size; searched for where None.
-      pinned: path of an argument -> PartitionSpec that it must keep; needs `mesh`.
+      pinned: path of an argument -> PartitionSpec that it must keep, also in text, "None,data";
+        needs `mesh`.
       memory_fraction: part of a device's HBM that the program may use.
-      time_limit_s: seconds to search further meshes after the first, which is always planned.
+      time_limit_s: seconds to search further meshes after the first, which is always planned;
+        where there are variants, as many again for the other meshes of the others.
       seed: for the solver.
       model_flops: FLOPs of one step that count for MFU; without it every matrix multiplication
         of the program counts, recomputed ones too.
@@ -121,45 +97,121 @@ def plan(
         tokens_per_step=tokens_per_step,
         on_progress=on_progress,
     )
-    mesh, seed = asked.mesh, asked.seed
     report = on_progress or (lambda progress: None)
     on = parse_slice(topology, chip)
-    report(Progress("trace"))
-    program = _program(fn, args, donate_argnums, mesh)
-    check_mesh(program.mesh_axes, mesh)
-    mesh = mesh or program.mesh_axes
-    meshes = _meshes(on, mesh)
-    pins = specs_by_path(program, pinned or {}, mesh)
+    subjects = []
+    for label, variant in _given(fn, args, variants).items():
+        report(Progress("trace", message=label))
+        subjects.append(_subject(label, variant, asked, on))
     report(Progress("graph"))
-    prepared = prepare(program)
     started = time.monotonic()
-    found = search_meshes(
-        prepared,
-        meshes,
-        on.chip.device_hbm_bytes * memory_fraction,
-        fixed_on=lambda m: fixed_strategies(program, prepared.nodes, pins, m),
-        time_limit_s=time_limit_s,
-        seed=seed,
-        on_progress=report,
-    )
+    chosen, found, outcomes = _search(subjects, asked, on, report)
     report(Progress("plan"))
     options = OptionsModel(
         topology=topology,
-        mesh=mesh,
-        pinned={path: spec_of(sharding) for path, sharding in pins.items()},
+        mesh=chosen.mesh,
+        pinned={path: spec_of(sharding) for path, sharding in chosen.pins.items()},
         memory_fraction=memory_fraction,
         time_limit_s=time_limit_s,
-        seed=seed,
+        seed=asked.seed,
     )
     return make_plan(
-        prepared,
+        chosen.form.prepared,
         found,
         options,
-        model_flops,
+        chosen.variant.model_flops or model_flops,
         time.monotonic() - started,
         name=name,
-        tokens_per_step=tokens_per_step,
+        tokens_per_step=chosen.variant.tokens_per_step or tokens_per_step,
+        variant=chosen.form.name or None,
+        variants=outcomes,
     )
+
+
+@dataclass(frozen=True)
+class _Subject:
+    """What is searched: the only program, or one of the variants."""
+
+    variant: Variant
+    form: Form
+    mesh: Mapping[str, int] | None
+    pins: Mapping[str, DimAxes] = field(repr=False)
+
+
+def _given(
+    fn: Callable[..., Any] | Program | None, args: Sequence[Any], variants: Variants | None
+) -> dict[str, Variant]:
+    if (fn is None) == (variants is None):
+        raise InputError(
+            "both a function and variants are given"
+            if variants is not None
+            else "there is nothing to plan",
+            where="plan",
+            do="Give either a function with its arguments or variants=",
+        )
+    if variants is not None:
+        return checked_variants(variants)
+    assert fn is not None
+    return {"": Variant(fn, args)}
+
+
+def _subject(label: str, variant: Variant, asked: PlanRequest, on: Slice) -> _Subject:
+    donated = asked.donate_argnums if variant.donate_argnums is None else variant.donate_argnums
+    program = _program(variant.fn, variant.args, donated, asked.mesh)
+    check_mesh(program.mesh_axes, asked.mesh)
+    mesh = asked.mesh or program.mesh_axes
+    pins = specs_by_path(program, asked.pinned or {}, mesh)
+    prepared = prepare(program)
+    form = Form(
+        label,
+        prepared,
+        _meshes(on, mesh),
+        lambda m: fixed_strategies(program, prepared.nodes, pins, m),
+        variant.tokens_per_step or 1.0,
+    )
+    return _Subject(variant, form, mesh, pins)
+
+
+def _search(
+    subjects: Sequence[_Subject],
+    asked: PlanRequest,
+    on: Slice,
+    report: Callable[[Progress], None],
+) -> tuple[_Subject, SearchResult, tuple[VariantModel, ...]]:
+    limit = on.chip.device_hbm_bytes * asked.memory_fraction
+    if len(subjects) == 1:
+        form = subjects[0].form
+        found = search_meshes(
+            form.prepared,
+            form.meshes,
+            limit,
+            fixed_on=form.fixed_on,
+            time_limit_s=asked.time_limit_s,
+            seed=asked.seed,
+            on_progress=report,
+        )
+        return subjects[0], found, ()
+    forms = [subject.form for subject in subjects]
+    if not all(subject.variant.tokens_per_step for subject in subjects):
+        forms = [replace(form, tokens=1.0) for form in forms]
+    chosen = search_variants(
+        forms,
+        limit,
+        time_limit_s=asked.time_limit_s,
+        seed=asked.seed,
+        on_progress=report,
+    )
+    by_name = {subject.form.name: subject for subject in subjects}
+    outcomes = tuple(
+        one.model_copy(
+            update={
+                "options": dict(by_name[one.name].variant.options),
+                "tokens_per_step": by_name[one.name].variant.tokens_per_step,
+            }
+        )
+        for one in chosen.outcomes
+    )
+    return by_name[chosen.name], chosen.found, outcomes
 
 
 def _program(
@@ -184,198 +236,3 @@ def _meshes(on: Slice, shape: Mapping[str, int] | None) -> tuple[LogicalMesh, ..
 def _effort(mesh: LogicalMesh) -> tuple[bool, bool]:
     split = any(s.size != s.extent for axis in mesh.axes for s in axis.segments)
     return split, len(mesh.axes) > 2
-
-
-def make_plan(
-    prepared: Prepared,
-    found: SearchResult,
-    options: OptionsModel,
-    model_flops: float | None,
-    seconds: float,
-    *,
-    name: str | None = None,
-    tokens_per_step: float | None = None,
-) -> Plan:
-    """The outcome of a search as a plan; arguments as for `plan`."""
-    program, best = prepared.program, found.best
-    on = best.problem.mesh.slice
-
-    def tensors(given: Any, shardings: Any) -> list[TensorModel]:
-        return [
-            TensorModel(path=t.path, shape=list(t.shape), dtype=t.dtype, spec=spec_of(s))
-            for t, s in zip(given, shardings, strict=True)
-        ]
-
-    return Plan(
-        PlanModel(
-            program=ProgramModel(
-                name=name or program.name,
-                tokens_per_step=tokens_per_step,
-                fingerprint=program.fingerprint,
-                inputs=tensors(program.inputs, best.in_shardings),
-                outputs=tensors(program.outputs, best.out_shardings),
-                aliases=sorted(program.aliases.items()),
-                donate_argnums=list(program.donate_argnums),
-                in_tree=tree_text(program.in_tree),
-                out_tree=tree_text(program.out_tree),
-            ),
-            topology=on.name,
-            chip=on.chip.model_dump(mode="json"),
-            mesh=best.problem.mesh.to_json(),
-            mesh_axes=dict(best.problem.mesh.shape),
-            constraints=[constraint_model(c) for c in best.constraints],
-            estimate=estimate_model(prepared, best.evaluation, on, model_flops),
-            solver=SolverModel(
-                status=best.solution.status,
-                objective=best.solution.cost,
-                bound=_finite(best.solution.bound),
-                gap=_finite(best.solution.gap),
-                wall_time_s=seconds,
-                certificate=certificate(found),
-            ),
-            meshes_considered=[
-                MeshModel(
-                    axes=dict(c.mesh.shape),
-                    layout=c.mesh.describe(),
-                    status=c.status,
-                    step_time_s=c.step_s,
-                    peak_memory_bytes=c.peak_bytes,
-                )
-                for c in found.considered
-            ],
-            replicated_ops=_replicated_ops(prepared),
-            kernels=[
-                kernel_model(k) for k in kernel_shardings(best.problem, best.solution.choices)
-            ],
-            unpriced_ops=_unpriced_ops(prepared),
-            assumptions=_assumptions(prepared),
-            compiler_options=dict(_COMPILER_OPTIONS),
-            options=options,
-            versions=VersionsModel(
-                shardwright=VERSION,
-                jax=jax.__version__,
-                jaxlib=jaxlib.__version__,
-                platform="tpu",
-            ),
-        ),
-        program.in_tree,
-        program.out_tree,
-        program,
-    )
-
-
-def estimate_model(
-    prepared: Prepared, evaluation: Evaluation, on: Slice, model_flops: float | None
-) -> EstimateModel:
-    """An evaluation as plan data."""
-    graph = prepared.graph
-    flops = matrix_flops(graph)
-    counted = flops if model_flops is None else model_flops
-    peak = on.chip.device_peak_flops("bf16") * on.devices
-    priced = sorted(evaluation.collectives, key=lambda c: -c.seconds * c.communication.trips)
-    return EstimateModel(
-        step_time_s=evaluation.step_s,
-        compute_time_s=evaluation.compute_s,
-        collective_time_s=evaluation.collective_s,
-        exposed_collective_time_s=evaluation.exposed_collective_s,
-        peak_memory_bytes=evaluation.peak.bytes,
-        memory_capacity_bytes=on.chip.device_hbm_bytes,
-        mfu=counted / (peak * evaluation.step_s) if evaluation.step_s else 0.0,
-        matrix_flops=flops,
-        collectives=[
-            CollectiveModel(
-                kind=c.kind,
-                axes=[axis.name for axis in c.communication.step.axes],
-                nbytes=c.nbytes,
-                seconds=c.seconds,
-                count=c.communication.trips,
-                op=graph.ops[c.communication.near].name,
-                source=graph.ops[c.communication.near].source,
-                shape=list(c.communication.shape),
-                dtype=c.communication.dtype,
-                can_hide=c.can_hide,
-            )
-            for c in priced
-            if c.kind != "all_slice"
-        ],
-        peak_buffers=[
-            BufferModel(name=buffer.name, nbytes=buffer.nbytes, kind=buffer.kind)
-            for buffer in evaluation.peak.live[:_SHOWN_BUFFERS]
-        ],
-        memory=_memory_model(graph, evaluation),
-        compute=_compute_models(graph, evaluation),
-        schedule=schedule_entries(graph, evaluation),
-    )
-
-
-def _memory_model(graph: OpGraph, evaluation: Evaluation) -> MemoryModel:
-    held = memory_over_time(evaluation.buffers, _MEMORY_POINTS)
-    lines = [graph.ops[time].source if time < len(graph.ops) else "" for time in held.times]
-    sources = list(dict.fromkeys(line for line in lines if line))
-    number = {line: index for index, line in enumerate(sources)}
-    return MemoryModel(
-        positions=list(held.times),
-        nbytes={kind: [round(n) for n in row] for kind, row in held.by_kind.items()},
-        sources=sources,
-        source_of=[number.get(line, -1) for line in lines],
-        operations=len(graph.ops),
-        loops=[
-            LoopSpanModel(
-                first=loop.first_op - 1,
-                last=loop.last_op,
-                trips=loop.trips,
-                source=graph.ops[loop.first_op - 1].source,
-            )
-            for loop in graph.loops
-        ],
-    )
-
-
-def _compute_models(graph: OpGraph, evaluation: Evaluation) -> list[ComputeModel]:
-    by_line: dict[str, dict[str, float]] = {}
-    for op_id, seconds in evaluation.compute_by_op.items():
-        op = graph.ops[op_id]
-        by_op = by_line.setdefault(op.source, {})
-        by_op[op.name] = by_op.get(op.name, 0.0) + seconds
-    lines = [
-        ComputeModel(source=line, op=max(by_op, key=by_op.__getitem__), seconds=sum(by_op.values()))
-        for line, by_op in by_line.items()
-    ]
-    return sorted(lines, key=lambda line: -line.seconds)[:_SHOWN_LINES]
-
-
-def _finite(number: float) -> float | None:
-    return number if math.isfinite(number) else None
-
-
-def _replicated_ops(prepared: Prepared) -> list[str]:
-    nodes = prepared.nodes
-    return [
-        f"{op.name} at {op.source or op.key.location or 'an unknown place'}"
-        for op in prepared.graph.ops
-        if op.rule is None and not op.manual and nodes.node_of_op[op.id] >= 0
-    ]
-
-
-def _unpriced_ops(prepared: Prepared) -> list[str]:
-    return [
-        f"{op.name} at {op.source or op.key.location or 'an unknown place'}"
-        for op in prepared.graph.ops
-        if "pallas" in op.detail and op.detail["pallas"].flops is None
-    ]
-
-
-def _assumptions(prepared: Prepared) -> list[str]:
-    graph = prepared.graph
-    found = [
-        f"the loop at {graph.ops[loop.first_op - 1].source} has an unknown number of passes and "
-        "is counted once"
-        for loop in graph.loops
-        if not loop.known_trips
-    ]
-    branches = {join.op for join in graph.joins}
-    found += [
-        f"every branch at {graph.ops[op].source} is counted as equally likely"
-        for op in sorted(branches)
-    ]
-    return found

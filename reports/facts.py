@@ -17,6 +17,7 @@ from shardwright.planner.plan_schema import (
     PlanModel,
     SolverModel,
     TensorModel,
+    VariantModel,
 )
 
 _PLACED = re.compile(r"(?P<what>.+) at (?P<source>\S.*:\d+)")
@@ -106,6 +107,16 @@ def ranked_meshes(plan: PlanModel) -> tuple[list[MeshModel], list[MeshModel]]:
     planned = [mesh for mesh in plan.meshes_considered if mesh.step_time_s is not None]
     planned.sort(key=lambda mesh: (mesh is not chosen, mesh.step_time_s))
     return planned, [mesh for mesh in plan.meshes_considered if mesh.step_time_s is None]
+
+
+def ranked_variants(plan: PlanModel) -> list[VariantModel]:
+    """The forms of the step: the chosen one, then by time, by bound, and those that do not fit."""
+
+    def rank(form: VariantModel) -> tuple[bool, bool, bool, float]:
+        told = form.step_time_s if form.step_time_s is not None else form.bound_s
+        return form.name != plan.variant, form.step_time_s is None, told is None, told or 0.0
+
+    return sorted(plan.variants, key=rank)
 
 
 def standing(mesh: MeshModel, chosen: MeshModel | None) -> str:

@@ -13,7 +13,12 @@ from markupsafe import Markup
 from shardwright.hardware_profiles.logical_mesh import LogicalMesh
 from shardwright.planner.plan_schema import PlanModel, TensorModel
 from shardwright.reports import views
-from shardwright.reports.facts import group_collectives, seconds_by_kind, short_source
+from shardwright.reports.facts import (
+    group_collectives,
+    ranked_variants,
+    seconds_by_kind,
+    short_source,
+)
 from shardwright.reports.figures import memory_figure
 from shardwright.reports.numbers import (
     Unit,
@@ -81,6 +86,7 @@ def plan_sections(plan: PlanModel) -> Markup:
         **_memory_context(plan),
         **_sharding_context(plan),
         **_alternatives_context(plan),
+        **_variants_context(plan),
     )
 
 
@@ -232,6 +238,24 @@ def _alternatives_context(plan: PlanModel) -> dict[str, Any]:
                 "size": size if row.peak_memory_bytes is not None else "",
             }
             for row, time, size in zip(rows, times, sizes, strict=True)
+        ],
+    }
+
+
+def _variants_context(plan: PlanModel) -> dict[str, Any]:
+    forms = ranked_variants(plan)
+    seconds_unit, times = column([form.step_time_s or 0.0 for form in forms], "s")
+    bytes_unit, sizes = column([form.peak_memory_bytes or 0.0 for form in forms], "B")
+    return {
+        "variant_seconds": seconds_unit,
+        "variant_bytes": bytes_unit,
+        "variants": [
+            {
+                **vars(form),
+                "time": time if form.step_time_s is not None else "",
+                "size": size if form.peak_memory_bytes is not None else "",
+            }
+            for form, time, size in zip(forms, times, sizes, strict=True)
         ],
     }
 

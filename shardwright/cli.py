@@ -20,6 +20,7 @@ import typer
 from shardwright import cli_inputs as inputs
 from shardwright import cli_options as options
 from shardwright import cli_specs as specs
+from shardwright import cli_variants as forms
 from shardwright.cli_ci import ci
 from shardwright.cli_compare import compare
 from shardwright.cli_console import (
@@ -46,6 +47,7 @@ from shardwright.version import VERSION
 
 if TYPE_CHECKING:
     from shardwright.hardware_profiles import ChipProfile
+    from shardwright.planner.plan_schema import EstimateModel
 
 _EXIT_FAULT, _EXIT_INPUT, _EXIT_DOES_NOT_FIT, _EXIT_SERVICE, _EXIT_INTERRUPTED = 1, 2, 3, 4, 130
 
@@ -79,8 +81,8 @@ def _app(
 
 @app.command()
 def plan(
-    target: options.Target,
     topology: options.Topology,
+    target: options.PlannedTarget = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write the plan to this JSON file.")
     ] = None,
@@ -99,9 +101,7 @@ def plan(
             "+, as in \"\\[0]\\['w']=None,data\". Repeatable; needs --mesh.",
         ),
     ] = None,
-    memory_fraction: Annotated[
-        float, typer.Option(help="Part of a device's memory that may be used, up to 1.")
-    ] = 0.9,
+    memory_fraction: options.MemoryFraction = 0.9,
     time_limit: Annotated[float, typer.Option(help="Seconds of search.")] = 12.0,
     seed: Annotated[int, typer.Option(help="Of the solver's random choices.")] = 0,
     chip: options.Chip = None,
@@ -112,7 +112,11 @@ def plan(
     batch: options.Batch = None,
     sequence: options.Sequence = None,
     layers: options.Layers = None,
-    remat: options.Remat = None,
+    remat: forms.Remat = None,
+    microbatches: forms.Microbatches = None,
+    optimizer_dtype: forms.OptimizerDtype = None,
+    vary: forms.Vary = None,
+    variants: forms.Variants = None,
     settings: options.Settings = None,
     as_json: options.AsJson = False,
     quiet: options.Quiet = False,
@@ -125,18 +129,19 @@ def plan(
     if output is not None:
         inputs.check_output(output)
     inputs.check_time_limit(time_limit)
-    if not 0 < memory_fraction <= 1:
-        raise InputError(
-            f"{memory_fraction:g} is not a part of the memory",
-            where="--memory-fraction",
-            do="Give a number above 0 and up to 1",
-        )
+    inputs.check_memory_fraction(memory_fraction)
     axes = None if mesh is None else specs.parse_mesh(mesh)
     pins = specs.parse_pins(pin or ())
     profile = _check_slice(topology, chip, axes)
-    model_options = _model_options(settings, batch, sequence, layers, remat)
+    one_of, choices = forms.split_choices(
+        {"remat": remat, "microbatches": microbatches, "mu_dtype": optimizer_dtype}, vary
+    )
+    model_options = _model_options(settings, batch, sequence, layers, None) | one_of
     with _planning(quiet or as_json) as report:
-        loaded = inputs.load_target(target, args, donate or (), model_options)
+        loaded, several = forms.load(
+            target, variants, args, donate or (), model_options, choices, remote=server is not None
+        )
+        varied = bool(choices or several)
         asked: dict[str, Any] = {
             "topology": topology,
             "mesh": axes,
@@ -144,22 +149,35 @@ def plan(
             "memory_fraction": memory_fraction,
             "time_limit_s": time_limit,
             "seed": seed,
-            "model_flops": loaded.model_flops,
+            "model_flops": None if varied else loaded.model_flops,
             "chip": profile,
-            "tokens_per_step": loaded.tokens_per_step,
+            "tokens_per_step": None if varied else loaded.tokens_per_step,
             "on_progress": report,
         }
         if server is not None:
-            made = plan_on_server(server, api_key, target, loaded, model_options, **asked)
+            made = plan_on_server(
+                server, api_key, str(target), loaded, model_options, choices=choices, **asked
+            )
         else:
             from shardwright.planner.planning import plan as make_plan
 
+            what = (loaded.program, *loaded.args) if several is None else ()
             made = make_plan(
-                loaded.program,
-                *loaded.args,
+                *what,
+                variants=several,
                 donate_argnums=loaded.donate,
                 name=loaded.name,
                 **asked,
+            )
+        if target is not None:
+            from shardwright.planner.origin import with_origin
+
+            made.data = with_origin(
+                made.data,
+                target,
+                args=args,
+                options=forms.options_of(made.data, loaded),
+                unit=loaded.unit,
             )
     if output is not None:
         try:
@@ -179,7 +197,6 @@ def plan(
         plan_view(
             made.data,
             name=loaded.name,
-            tokens_per_step=loaded.tokens_per_step,
             width=result_width(),
         )
     )
@@ -224,6 +241,7 @@ def evaluate(
             "counts; what none matches is replicated."
         ),
     ],
+    memory_fraction: options.MemoryFraction = 0.9,
     chip: options.Chip = None,
     server: options.Server = None,
     api_key: options.ApiKey = None,
@@ -238,8 +256,12 @@ def evaluate(
     as_json: options.AsJson = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Prices a sharding that you wrote, by the measure of plans."""
+    """Prices a sharding that you wrote, by the measure of plans.
+
+    Exit codes: 0 priced, 2 bad input, 3 it does not fit in memory, 4 the server failed.
+    """
     check_server(server, api_key)
+    inputs.check_memory_fraction(memory_fraction)
     axes = specs.parse_mesh(mesh)
     profile = _check_slice(topology, chip, axes)
     model_options = _model_options(settings, batch, sequence, layers, remat)
@@ -266,20 +288,24 @@ def evaluate(
         print_note(f"no pattern matches {len(unmatched)} arguments, which are replicated: {some}")
     if as_json:
         print(estimate.model_dump_json(indent=1))
-        return
-    from shardwright.cli_plan import evaluation_view
+    else:
+        from shardwright.cli_plan import evaluation_view
 
-    print_view(
-        evaluation_view(
-            estimate,
-            name=loaded.name,
-            topology=topology,
-            mesh=axes,
-            tokens_per_step=loaded.tokens_per_step,
-            everything=everything,
-            width=result_width(),
+        print_view(
+            evaluation_view(
+                estimate,
+                name=loaded.name,
+                topology=topology,
+                mesh=axes,
+                tokens_per_step=loaded.tokens_per_step,
+                unit=loaded.unit,
+                memory_fraction=memory_fraction,
+                everything=everything,
+                width=result_width(),
+            )
         )
-    )
+    if estimate.peak_memory_bytes > memory_fraction * estimate.memory_capacity_bytes:
+        raise _over_memory(estimate, memory_fraction)
 
 
 @app.command()
@@ -353,6 +379,20 @@ def _check_slice(
     if mesh is not None:
         meshes_for_shape(on, mesh, limit=1)
     return profile
+
+
+def _over_memory(estimate: EstimateModel, fraction: float) -> DoesNotFitError:
+    from shardwright.reports.numbers import quantity
+
+    limit = fraction * estimate.memory_capacity_bytes
+    return DoesNotFitError(
+        f"the sharding takes {quantity(estimate.peak_memory_bytes, 'B')} a device and "
+        f"{quantity(limit, 'B')} may be used",
+        where="--memory-fraction",
+        do="Shard more of what fills the memory, or allow more where the compiler finds room",
+        least_bytes=estimate.peak_memory_bytes,
+        limit_bytes=limit,
+    )
 
 
 def _placed(error: ShardwrightError) -> str:

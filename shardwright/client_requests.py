@@ -23,14 +23,16 @@ if TYPE_CHECKING:
 class PlanOptions(TypedDict, total=False):
     """The options of a plan, as those of `shardwright.plan`.
 
-    `options` are those of a reference model.
+    `options` are those of a reference model, and `choices` those of which the best value is to be
+    found: option -> values, or "auto".
     """
 
     topology: Required[str]
     options: Mapping[str, Any]
+    choices: Mapping[str, Sequence[Any] | str]
     donate_argnums: int | Sequence[int]
     mesh: Mapping[str, int] | None
-    pinned: Mapping[str, PartitionSpec] | None
+    pinned: Mapping[str, PartitionSpec | str] | None
     memory_fraction: float
     time_limit_s: float
     seed: int
@@ -88,9 +90,10 @@ def ask_plan(
     *,
     topology: str,
     options: Mapping[str, Any] | None = None,
+    choices: Mapping[str, Sequence[Any] | str] | None = None,
     donate_argnums: int | Sequence[int] = (),
     mesh: Mapping[str, int] | None = None,
-    pinned: Mapping[str, PartitionSpec] | None = None,
+    pinned: Mapping[str, PartitionSpec | str] | None = None,
     memory_fraction: float = 0.9,
     time_limit_s: float = 12.0,
     seed: int = 0,
@@ -140,13 +143,19 @@ def ask_plan(
         body["chip"] = chip.model_dump(mode="json")
     if isinstance(target, str):
         body["model"] = _model(target, args, options)
-        body["pinned"] = {path: _entries(spec) for path, spec in (pinned or {}).items()}
+        if choices:
+            body["choices"] = {
+                option: values if isinstance(values, str) else list(values)
+                for option, values in choices.items()
+            }
+        body["pinned"] = {path: _entries(spec) for path, spec in (asked.pinned or {}).items()}
         return Asked(body, None, labels)
     if model_flops:
         body["model_flops"] = model_flops
-    program = _trace(target, args, options, donate_argnums, asked.mesh)
+    named = {**(options or {}), **(choices or {})}
+    program = _trace(target, args, named, donate_argnums, asked.mesh)
     check_mesh(program.mesh_axes, asked.mesh)
-    pins = specs_by_path(program, pinned or {}, asked.mesh or program.mesh_axes)
+    pins = specs_by_path(program, asked.pinned or {}, asked.mesh or program.mesh_axes)
     body["pinned"] = {path: spec_of(sharding) for path, sharding in pins.items()}
     return Asked(body, program, labels)
 

@@ -17,9 +17,12 @@ from jax.sharding import PartitionSpec
 from shardwright.errors import InputError
 from shardwright.hardware_profiles.chip import ChipProfile, parse_chip
 from shardwright.models import build
+from shardwright.models.choices import model_variants
 from shardwright.planner.annotated import annotated_stablehlo
 from shardwright.planner.hand_made import evaluate
+from shardwright.planner.origin import with_origin
 from shardwright.planner.plan import Plan
+from shardwright.planner.plan_schema import Unit
 from shardwright.planner.planning import plan
 from shardwright.planner.program import Program
 from shardwright.planner.program_bytes import read_program
@@ -41,6 +44,7 @@ class _Subject:
     name: str | None = None
     model_flops: float | None = None
     tokens_per_step: float | None = None
+    unit: Unit = "tokens"
 
 
 class _Stages:
@@ -134,7 +138,7 @@ def _subject(request: Mapping[str, Any], program: Path | None) -> _Subject:
         built.train_step, *built.example_args, donate_argnums=built.donate_argnums
     )
     flops = float(built.model_flops_per_step) if model_flops is None else model_flops
-    return _Subject(traced, built.name, flops, built.tokens_per_step)
+    return _Subject(traced, built.name, flops, built.tokens_per_step, built.options.unit)
 
 
 def _inspect(
@@ -151,8 +155,12 @@ def _plan(
         path: PartitionSpec(*spec_of_data(spec, f"pinned {path}"))
         for path, spec in (request.get("pinned") or {}).items()
     }
+    model = request.get("model")
+    choices = request.get("choices")
+    forms = model_variants(model["name"], model.get("options", {}), choices) if choices else None
     made = plan(
-        subject.program,
+        subject.program if forms is None else None,
+        variants=forms,
         topology=request["topology"],
         mesh=request.get("mesh"),
         pinned=pinned,
@@ -165,10 +173,23 @@ def _plan(
         tokens_per_step=subject.tokens_per_step,
         on_progress=stages.tell,
     )
+    program = subject.program
+    chosen: Mapping[str, Any] = {}
+    if forms is not None:
+        form = forms[made.data.variant or ""]
+        program = Program.trace(form.fn, *form.args, donate_argnums=form.donate_argnums or ())
+        chosen = form.options
+    if model:
+        made.data = with_origin(
+            made.data,
+            model["name"],
+            options={**model.get("options", {}), **chosen},
+            unit=subject.unit,
+        )
     stages.begin("annotate")
     files = {
         "plan.json": made.to_json() + "\n",
-        "annotated.mlir": annotated_stablehlo(subject.program, made),
+        "annotated.mlir": annotated_stablehlo(program, made),
     }
     return _summary(made), files
 
