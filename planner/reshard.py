@@ -21,7 +21,8 @@ from shardwright.cost_models.collectives import (
 )
 from shardwright.hardware_profiles.mesh import AxisRef, LogicalMesh
 from shardwright.planner.collectives import Step
-from shardwright.planner.reshard_patterns import Changes, Dims, axis_names, changes, sharding_digits
+from shardwright.planner.reshard_answers import Dims, axis_names
+from shardwright.planner.reshard_patterns import Changes, changes, sharding_digits
 from shardwright.planner.strategies import IntArray
 
 FloatArray = NDArray[np.float64]

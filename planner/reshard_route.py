@@ -13,7 +13,7 @@ from functools import lru_cache
 from shardwright.planner import mlir
 from shardwright.planner.collectives import DimAxes, axis_size, read_steps
 from shardwright.planner.mlir import ir
-from shardwright.planner.reshard_patterns import mesh_text, sharding_text
+from shardwright.planner.reshard_answers import mesh_text, sharding_text
 
 Change = tuple[tuple[int, ...], DimAxes, DimAxes]
 """Shape of a tensor, and its sharding before and after."""

@@ -3,10 +3,14 @@
 import os
 import signal
 import sys
+import tempfile
 from pathlib import Path
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+# What runs keep on disk is neither read from the user's cache nor left there.
+_CACHE = tempfile.TemporaryDirectory(prefix="shardwright-tests-")
+os.environ["SHARDWRIGHT_CACHE"] = _CACHE.name
 # pytest-xdist tells its workers that their terminal has 80 columns; there is no terminal.
 os.environ.pop("COLUMNS", None)
 # What starts the tests in the background may have them, and all that they start, ignore interrupts.
