@@ -14,7 +14,7 @@ from math import prod
 from shardwright.cost_models.memory import dtype_bytes
 from shardwright.errors import InputError
 from shardwright.planner.export import spec_code
-from shardwright.planner.plan_schema import PlanModel, Spec
+from shardwright.planner.plan_schema import PlanModel, Spec, TensorModel
 from shardwright.planner.spec_patterns import match_specs
 
 LogicalNames = Mapping[str, tuple[str | None, ...]]
@@ -39,11 +39,13 @@ class LogicalRules:
       rules: logical name -> mesh axes; a name may come again for where its axes are taken.
       deviations: tensors that the rules get wrong, largest first.
       named: how many tensors have logical names.
+      unnamed: the tensors without, of which the rules say nothing, largest first.
     """
 
     rules: tuple[Rule, ...]
     deviations: tuple[Deviation, ...]
     named: int
+    unnamed: tuple[TensorModel, ...] = ()
 
 
 def logical_rules(plan: PlanModel, names: LogicalNames) -> LogicalRules:
@@ -89,7 +91,9 @@ def logical_rules(plan: PlanModel, names: LogicalNames) -> LogicalRules:
         ruled = apply_rules(logical, rules)
         if ruled != tensors[index].spec:
             deviations.append(Deviation(tensors[index].path, ruled, tensors[index].spec))
-    return LogicalRules(tuple(rules), tuple(deviations), len(named))
+    unnamed = [t for t, logical in zip(tensors, matched, strict=True) if logical is None]
+    unnamed.sort(key=lambda t: -prod(t.shape))
+    return LogicalRules(tuple(rules), tuple(deviations), len(named), tuple(unnamed))
 
 
 def apply_rules(logical: Sequence[str | None], rules: Sequence[Rule]) -> Spec:
@@ -143,6 +147,12 @@ def _remarks(plan: PlanModel, found: LogicalRules) -> list[str]:
         f"# {plan.program.name} on {plan.topology}: mesh axes {axes}.",
         f"# {found.named - wrong} of {found.named} tensors are sharded by these rules as planned.",
     ]
+    if found.unnamed:
+        lines.append(
+            f"# {len(found.unnamed)} more are left out, as their dimensions have no logical names "
+            "(give them with --names); planned:"
+        )
+        lines += [f"#   {tensor.path}: {spec_code(tensor.spec)}" for tensor in found.unnamed]
     for deviation in found.deviations:
         lines.append(
             f"# otherwise than planned: {deviation.path}: {spec_code(deviation.ruled)}, planned "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,6 +21,10 @@ from shardwright.errors import InputError
 if TYPE_CHECKING:
     from shardwright.planner.plan import Plan
     from shardwright.planner.plan_schema import PlanModel
+
+
+_LEAST_NAMED = 0.5
+"""Part of all elements that must have logical names, for rules to say something of a plan."""
 
 
 class Form(enum.StrEnum):
@@ -50,7 +55,8 @@ def export(
         Path | None,
         typer.Option(
             help="For flax and maxtext: a TOML or JSON file of lines such as \"*\\['w_up']\" = "
-            '"embed,mlp", logical names of dimensions by path. Reference decoders have their own.'
+            '"embed,mlp", logical names of dimensions by path. Language models whose parameters '
+            "are called as usual have their own."
         ),
     ] = None,
     target: Annotated[
@@ -144,9 +150,10 @@ def _names(plan: PlanModel, path: Path | None) -> dict[str, tuple[str | None, ..
 
     tensors = plan.program.inputs
     found = decoder_names([t.path for t in tensors], [len(t.shape) for t in tensors])
-    if len(found) < 2:
+    sizes = {t.path: prod(t.shape) for t in tensors}
+    if sum(sizes[path] for path in found) < _LEAST_NAMED * sum(sizes.values()):
         raise InputError(
-            "the logical names of the dimensions are not known",
+            "the logical names of most dimensions are not known",
             where=plan.program.name,
             do='Give --names a file of lines such as "*[\'w_up\']" = "embed,mlp"',
         )

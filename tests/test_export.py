@@ -167,6 +167,38 @@ def test_maxtext_rules_are_the_flax_rules(plan):
     assert [(name, tuple(axes)) for name, axes in loaded["logical_axis_rules"]] == list(found.rules)
 
 
+def test_every_parameter_of_a_reference_decoder_has_names(plan):
+    names = names_of(plan)
+    assert [t.path for t in plan.data.program.inputs if t.path not in names] == []
+
+
+OTHERS = {
+    "layers/3/self_attention/query/kernel": (3, ("embed", "q_heads", "kv")),
+    "layers/self_attn/o_proj/weight": (3, ("layers", "q_heads", "embed")),
+    "blocks/mlp/c_fc/bias": (1, ("mlp",)),
+    "transformer/h/0/ln_1/scale": (1, ("norm",)),
+    "wte/embedding": (2, ("vocab", "embed")),
+}
+
+
+@pytest.mark.parametrize("path", OTHERS)
+def test_parameters_called_as_others_call_them_have_names(path):
+    from shardwright.models.logical_axes import decoder_names
+
+    rank, names = OTHERS[path]
+    keys = "".join(f"[{k}]" if k.isdigit() else f"['{k}']" for k in path.split("/"))
+    assert decoder_names([f"[0]{keys}"], [rank]) == {f"[0]{keys}": names}
+
+
+def test_tensors_that_rules_leave_out_are_told(plan):
+    names = {path: of for path, of in names_of(plan).items() if "embedding" not in path}
+    text = maxtext_yaml(plan.data, logical_rules(plan.data, names))
+    (told,) = re.findall(r"# (\d+) more are left out, as their dimensions have no logical", text)
+    left_out = [t.path for t in plan.data.program.inputs if "embedding" in t.path]
+    assert int(told) == len(left_out) > 0
+    assert all(f"#   {path}: P(" in text for path in left_out)
+
+
 def test_names_must_be_one_a_dimension(plan):
     with pytest.raises(InputError, match="1 names for 2 dimensions"):
         logical_rules(plan.data, {"*params*embedding*": ("vocab",)})
