@@ -10,10 +10,12 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.exc import OperationalError
 
 from shardwright.api.settings import load_settings
 from shardwright.api.store import QueueFullError, QuotaExceededError, Store, tables
@@ -572,3 +574,17 @@ def test_another_process_may_write_while_threads_of_this_one_do(store: Store) ->
                 list(threads.map(lambda seed: submit(store, seed=seed), islice(seeds, 16)))
     assert other.returncode == 0
     assert len(store.keys.list()) == 20
+
+
+def test_a_database_file_that_is_moved_away_is_noticed(tmp_path: Path) -> None:
+    store = Store.open(load_settings(data_dir=tmp_path))
+    job = submit(store)
+    file = tmp_path / "shardwright.db"
+    file.rename(tmp_path / "moved.db")
+    for use in (store.ping, lambda: submit(store, seed=1), lambda: store.jobs.get(None, job.id)):
+        with pytest.raises(OperationalError, match="was moved away"):
+            use()
+    assert not file.exists()
+    (tmp_path / "moved.db").rename(file)
+    assert store.jobs.get(None, job.id) == job
+    store.close()

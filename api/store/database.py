@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import sqlite3
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy.exc import (
+    ArgumentError,
+    NoSuchModuleError,
+    OperationalError,
+    SQLAlchemyError,
+)
 from sqlalchemy.orm import Session
 
 from shardwright.errors import InputError
@@ -81,6 +88,7 @@ def _engine(url: str) -> sa.Engine:
             engine = sa.create_engine(
                 parsed, pool_size=16, max_overflow=48, connect_args={"check_same_thread": False}
             )
+            _watch_file(engine, Path(parsed.database))
             sa.event.listen(engine, "connect", _on_sqlite_connect)
             sa.event.listen(engine, "begin", _on_sqlite_begin)
             return engine
@@ -96,6 +104,35 @@ def _engine(url: str) -> sa.Engine:
         where="SHARDWRIGHT_DATABASE_URL",
         do="Write postgresql+psycopg://user@host/name or sqlite:////path/to/file",
     )
+
+
+def _watch_file(engine: sa.Engine, path: Path) -> None:
+    """Refuses to go on where the file of the first connection is not there any more.
+
+    Its connections would write to a file that nobody finds, and new ones to an empty one.
+    """
+    first: list[int] = []
+
+    def check(*_: Any) -> None:
+        if first and _inode(path) != first[0]:
+            reason = sqlite3.OperationalError(f"the database {path} was moved away or replaced")
+            raise OperationalError("", None, reason)
+
+    def note(*_: Any) -> None:
+        if not first:
+            first.append(_inode(path))
+
+    sa.event.listen(engine, "do_connect", check)
+    sa.event.listen(engine, "connect", note)
+    sa.event.listen(engine, "checkout", check)
+
+
+def _inode(path: Path) -> int:
+    """The number of a file; 0 where there is none."""
+    try:
+        return path.stat().st_ino
+    except OSError:
+        return 0
 
 
 def _on_sqlite_connect(connection: Any, _record: Any) -> None:
