@@ -145,16 +145,13 @@ class _Pipeline:
             policy = None if self.remat is True else self.remat
             # The loop around keeps XLA from undoing the recomputation.
             apply = jax.checkpoint(apply, policy=policy, prevent_cse=False)
+        # So that the mask of each step is not kept for the backward pass.
+        enter = jax.checkpoint(self._enter, prevent_cse=False)
 
         def step(made: PyTree, inputs: tuple[jax.Array, PyTree]) -> tuple[PyTree, Any]:
             number, entering = inputs
-            first = (number // self.stages) % self.repeats == 0
-            taken = jax.tree.map(
-                lambda new, old: jnp.where(_at(new, 0) & first, new, self._shift(old)),
-                entering,
-                made,
-            )
-            made, aux = apply(weights, self._constrain(taken, 0), number)
+            taken = self._constrain(enter(number, entering, jax.tree.map(self._shift, made)), 0)
+            made, aux = apply(weights, taken, number)
             made = self._constrain(made, 0)
             return made, (made, aux)
 
@@ -220,6 +217,13 @@ class _Pipeline:
 
     def _all_stages(self, part: jax.Array) -> jax.Array:
         return self._constrain(jnp.broadcast_to(part, (self.stages, *part.shape)), 0)
+
+    def _enter(self, number: jax.Array, entering: PyTree, shifted: PyTree) -> PyTree:
+        """What stages work on: a new microbatch at the first, in every other what was shifted."""
+        new = (number // self.stages) % self.repeats == 0
+        return jax.tree.map(
+            lambda first, others: jnp.where(_at(others, 0) & new, first, others), entering, shifted
+        )
 
     def _shift(self, made: jax.Array) -> jax.Array:
         """What a stage made at the next stage; with repeats, what the last made at the first."""

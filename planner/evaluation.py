@@ -12,7 +12,7 @@ from shardwright.hardware_profiles.mesh import LogicalMesh
 from shardwright.planner.collectives import DimAxes, Step, compiled_step
 from shardwright.planner.fusion import FusionPlan
 from shardwright.planner.graph import OpGraph
-from shardwright.planner.halo import halo_seconds
+from shardwright.planner.halo import exchanges
 from shardwright.planner.liveness import Lifetime
 from shardwright.planner.manual import manual_collectives
 from shardwright.planner.op_costs import kernel_seconds
@@ -90,8 +90,8 @@ def evaluate_partitioned(
         compute_by_op[last] = compute_by_op.get(last, 0.0) + seconds
         compute_by_loop[first.loop] = compute_by_loop.get(first.loop, 0.0) + seconds
     communications = [*_reduced_once(graph, partitioned), *_manual(graph, mesh)]
-    collectives = tuple(_price(c, mesh) for c in communications)
-    halos = _halo_seconds(graph, shapes, partitioned, mesh)
+    shifts, halos = _exchanges(graph, shapes, partitioned, mesh)
+    collectives = (*(_price(c, mesh) for c in communications), *shifts)
     total = sum(c.seconds * c.communication.trips for c in collectives) + halos
     hidden = _hidden_seconds(collectives, compute_by_loop)
     held = step_buffers(graph, fusions, buffers, partitioned, mesh)
@@ -165,11 +165,12 @@ def _hidden_seconds(
     return sum(min(s, compute_by_loop.get(loop, 0.0)) for loop, s in gathers.items())
 
 
-def _halo_seconds(
+def _exchanges(
     graph: OpGraph, shapes: _LocalShapes, partitioned: Partitioned, mesh: LogicalMesh
-) -> float:
+) -> tuple[list[PricedCollective], float]:
+    """The collective-permutes that shifts are, and the seconds of all other exchanges."""
     names = tuple(mesh.shape)
-    total = 0.0
+    shifts, halos = [], 0.0
     for op in graph.ops:
         if op.rule is None or not op.rule.permutation or op.id not in partitioned.operands:
             continue
@@ -179,8 +180,28 @@ def _halo_seconds(
                 for axis in axes:
                     if factors:
                         row[0, names.index(axis.name)] = factors[0]
-        total += op.trips * float(halo_seconds(op, graph, row, shapes, mesh)[0])
-    return total
+        for exchange in exchanges(op, graph, row, shapes, mesh):
+            seconds, nbytes = float(exchange.seconds[0]), float(exchange.nbytes[0])
+            if "shift" not in op.detail:
+                halos += op.trips * seconds
+                continue
+            value = graph.values[op.results[0]]
+            sharding = partitioned.results[op.id][0]
+            permute = Communication(
+                step=Step("collective_permute", exchange.axes, value.nbytes / nbytes),
+                shape=value.shape,
+                dtype=value.dtype,
+                before=sharding,
+                after=sharding,
+                near=op.id,
+                trips=op.trips,
+                loop=op.loop,
+                prefetchable=False,
+                read_by=(),
+                from_value=-1,
+            )
+            shifts.append(PricedCollective(permute, "collective_permute", nbytes, seconds, False))
+    return shifts, halos
 
 
 class _LocalShapes:

@@ -12,8 +12,11 @@ import numpy as np
 from shardwright.planner.given import CONSTRAINT, constraint_detail, replica_groups
 from shardwright.planner.kernel_ops import pallas_cost, read_kernel
 from shardwright.planner.mlir import ir
+from shardwright.planner.shifts import shift_of
 
 _CONV_LABELS = re.compile(r"\[([^\]]*)\]")
+_FRONTEND_ATTRIBUTES = "mhlo.frontend_attributes"
+_PLACEMENT = "_xla_buffer_placement"
 _GROUPED = ("stablehlo.reduce_scatter", "stablehlo.collective_permute")
 
 
@@ -24,12 +27,13 @@ def cost_detail(op: Any) -> dict[str, Any]:
     if op.name.startswith("stablehlo.all_") or op.name in _GROUPED:
         return replica_groups(op)
     if op.name == "stablehlo.custom_call":
-        return _kernel_detail(op)
+        return _kernel_detail(op) | _placement_detail(op)
     if op.name == "stablehlo.reduce_window":
         window = list(ir.DenseI64ArrayAttr(op.attributes["window_dimensions"]))
         return {"reach": _reach(op, range(len(window)), window, "base_dilations")}
     if op.name != "stablehlo.convolution":
-        return {}
+        shift = shift_of(op)
+        return {"shift": shift} if shift else {}
     numbers = str(op.attributes["dimension_numbers"])
     inputs, kernel, output = (labels.split(", ") for labels in _CONV_LABELS.findall(numbers))
     spatial = [label for label in kernel if label.isdigit()]
@@ -52,6 +56,14 @@ def _kernel_detail(op: Any) -> dict[str, Any]:
     """What is known of the cost of a kernel: "kernel" of `sw.kernel`, "pallas" of a raw one."""
     kernel, raw = read_kernel(op), pallas_cost(op)
     return ({"kernel": kernel} if kernel else {}) | ({"pallas": raw} if raw else {})
+
+
+def _placement_detail(op: Any) -> dict[str, Any]:
+    """The kind of memory that JAX asks for a value ("pinned_host", "device"), as "placement"."""
+    if _FRONTEND_ATTRIBUTES not in op.attributes:
+        return {}
+    told = ir.DictAttr(op.attributes[_FRONTEND_ATTRIBUTES])
+    return {"placement": str(ir.StringAttr(told[_PLACEMENT]).value)} if _PLACEMENT in told else {}
 
 
 def _reach(op: Any, dims: Sequence[int], window: Sequence[int], spread: str) -> dict[int, int]:

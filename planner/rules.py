@@ -9,11 +9,12 @@ own for custom calls.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from shardwright.planner.kernel_ops import KernelInfo, read_kernel, target_of
 from shardwright.planner.mlir import ir, sdy
+from shardwright.planner.shifts import shift_of
 
 DimFactors = tuple[tuple[int, ...], ...]
 """For each dimension of a tensor, the factors it consists of, major to minor."""
@@ -48,6 +49,7 @@ class Rule:
 RuleMaker = Callable[[Any], "Rule | None"]
 _REGISTERED: dict[str, RuleMaker] = {}
 _ATTRIBUTE = "sdy.sharding_rule"
+_PAD = "stablehlo.pad"
 
 
 def register_rule(op_name: str, maker: RuleMaker) -> None:
@@ -77,6 +79,21 @@ class RuleReader:
         if _ATTRIBUTE not in attributes:
             return own_rule(op)
         attribute = attributes[_ATTRIBUTE]
+        shifted = tuple(shift_of(op)) if op.name == _PAD else ()
+        if shifted:
+            return self._shifting(attribute, shifted)
+        return self._shardys(attribute)
+
+    def _shifting(self, attribute: Any, dims: tuple[int, ...]) -> Rule:
+        """The rule of a pad that shifts, which Shardy takes for an elementwise operation."""
+        key = (attribute, dims)
+        if key not in self._read:
+            rule = self._shardys(attribute)
+            moved = frozenset(f for dim in dims for f in rule.operands[0][dim])
+            self._read[key] = replace(rule, permutation=rule.permutation | moved)
+        return self._read[key]
+
+    def _shardys(self, attribute: Any) -> Rule:
         if attribute not in self._read:
             rule = sdy.OpShardingRuleAttr(attribute)
             self._read[attribute] = Rule(
@@ -137,18 +154,22 @@ def operation_name(op: Any) -> str:
 
 
 def kernel_rule(info: KernelInfo) -> Rule:
-    """The rule of a call of a kernel."""
-    index = {factor: i for i, factor in enumerate(info.factors)}
-    operands, results = (
-        tuple(tuple(tuple(index[f] for f in dim) for dim in dims) for dims in arrays)
-        for arrays in (info.operands, info.results)
-    )
+    """The rule of a call of a kernel.
+
+    Shardy takes no factor of size 1 beside others in a dimension (`k` heads in `g` groups of 1).
+    """
+    arrays = (*info.operands, *info.results)
+    told = [[[f for f in dim if info.sizes[f] > 1] or dim[:1] for dim in dims] for dims in arrays]
+    named = {factor for dims in told for dim in dims for factor in dim}
+    factors = [factor for factor in info.factors if factor in named]
+    index = {factor: i for i, factor in enumerate(factors)}
+    mapped = [tuple(tuple(index[f] for f in dim) for dim in dims) for dims in told]
     return Rule(
-        sizes=tuple(info.sizes.values()),
-        operands=operands,
-        results=results,
-        reduction=frozenset(index[f] for f in info.reduction),
-        replicated=frozenset(index[f] for f in info.whole),
+        sizes=tuple(info.sizes[f] for f in factors),
+        operands=tuple(mapped[: len(info.operands)]),
+        results=tuple(mapped[len(info.operands) :]),
+        reduction=frozenset(index[f] for f in info.reduction if f in named),
+        replicated=frozenset(index[f] for f in info.whole if f in named),
     )
 
 
