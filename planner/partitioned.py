@@ -100,7 +100,28 @@ def partition(
         mlir.run_passes(module, mlir.PROPAGATE)
         _write_own_rules(module, graph)  # propagation drops them
         mlir.run_passes(module, mlir.INSERT_RESHARDS, mlir.RESHARDS_TO_COLLECTIVES)
+        _merge_equal(mlir.entry_block(mlir.main_function(module)))
         return _Reader(module, graph, mesh_shape).read()
+
+
+def _merge_equal(block: Any) -> None:
+    """Makes one of equal collectives on one value, as the compiler does.
+
+    A tensor that several operations gather alike is gathered once. MLIR's `cse` leaves them.
+    """
+    first: dict[tuple[Any, str, str], Any] = {}
+    for op in list(mlir.walk_block(block)):
+        for region in op.regions:
+            for inner in region.blocks:
+                _merge_equal(inner)
+        if op.name not in KINDS:
+            continue
+        key = (next(iter(op.operands)), op.name, str(op.attributes["out_sharding"]))
+        result = next(iter(op.results))
+        kept = first.setdefault(key, result)
+        if kept != result:
+            result.replace_all_uses_with(kept)
+            op.erase()
 
 
 def _write_own_rules(module: Any, graph: OpGraph) -> None:
