@@ -23,6 +23,7 @@ from typing import Literal, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from shardwright.cost_models.algorithms import Group, line_of, registered
 from shardwright.cost_models.torus import (
     Line,
     TorusAxis,
@@ -32,6 +33,7 @@ from shardwright.cost_models.torus import (
     permute_line,
 )
 from shardwright.errors import InputError
+from shardwright.extensions import load_extensions
 from shardwright.hardware_profiles.chip import ChipProfile
 from shardwright.hardware_profiles.logical_mesh import (
     CORE_DIMENSION,
@@ -156,9 +158,61 @@ def collective_seconds(
     Raises:
       InputError: the kind is not known, or an axis is not of the mesh.
 
-    An all-reduce is a reduce-scatter and an all-gather with one fixed part.
+    An all-reduce is a reduce-scatter and an all-gather with one fixed part. Where algorithms of
+    the user's own are registered, the cheapest counts for each number of bytes.
     """
-    return collective_model(kind, tuple(axes), mesh).seconds(nbytes)
+    seconds = collective_model(kind, tuple(axes), mesh).seconds(nbytes)
+    for _, rival in registered_models(kind, tuple(axes), mesh):
+        seconds = np.minimum(seconds, rival.seconds(nbytes))
+    return seconds if isinstance(seconds, np.ndarray) else float(seconds)
+
+
+def chosen_algorithm(
+    kind: Collective, nbytes: float, axes: Sequence[AxisRef | str], mesh: LogicalMesh
+) -> str:
+    """The registered algorithm that takes least; "" where the built-in one does.
+
+    Args and Raises: those of `collective_seconds`.
+    """
+    best, least = "", collective_model(kind, tuple(axes), mesh).seconds(nbytes)
+    for name, rival in registered_models(kind, tuple(axes), mesh):
+        seconds = rival.seconds(nbytes)
+        if seconds < least:
+            best, least = name, seconds
+    return best
+
+
+@lru_cache(maxsize=1 << 16)
+def registered_models(
+    kind: Collective, axes: tuple[AxisRef | str, ...], mesh: LogicalMesh
+) -> tuple[tuple[str, CollectiveModel], ...]:
+    """The algorithms that the user has registered for a kind, by name, where they apply."""
+    load_extensions()
+    formulas = registered(kind)
+    segments = mesh.segments(axes) if formulas else ()
+    if not segments:
+        return ()
+    chip = mesh.slice.chip
+    sizes = {CORE_DIMENSION: 1, DCN_DIMENSION: 1}
+    for segment in segments:
+        if segment.dimension in sizes:
+            sizes[segment.dimension] *= segment.size
+    torus = [segment for segment in segments if segment.dimension not in sizes]
+    group = Group(
+        kind,
+        _torus_axes(torus, chip, chip.jax_devices_per_chip.value // sizes[CORE_DIMENSION]),
+        sizes[CORE_DIMENSION],
+        sizes[DCN_DIMENSION],
+        chip,
+    )
+    dimensions = tuple(dict.fromkeys(segment.dimension for segment in segments))
+    found = []
+    for name, formula in formulas.items():
+        line = line_of(name, formula, group)
+        if line is not None:
+            stage = Stage(dimensions, line)
+            found.append((name, CollectiveModel(chip.collective_overhead_s.value, (stage,))))
+    return tuple(found)
 
 
 @lru_cache(maxsize=1 << 16)
@@ -200,24 +254,29 @@ def _within_slice(kind: Collective, segments: Sequence[Segment], chip: ChipProfi
     cores = [segment for segment in segments if segment.dimension == CORE_DIMENSION]
     torus = [segment for segment in segments if segment.dimension != CORE_DIMENSION]
     shares_one_copy = bool(cores) and kind in ("all_gather", "reduce_scatter", "all_reduce")
-    axes = [
-        TorusAxis(
-            segment.size,
-            segment.closes,
-            chip.ici_link_bandwidth.value,
-            chip.hop_latency_s.value,
-            segment.stride,
-            1 if shares_one_copy else devices,
-        )
-        for segment in torus
-    ]
-    line = _LINES[kind](axes)
+    line = _LINES[kind](_torus_axes(torus, chip, 1 if shares_one_copy else devices))
     if cores and chip.core_link_bandwidth is not None:
         between = _LINES[kind]([TorusAxis(2, False, chip.core_link_bandwidth.value)])
         line = Line(
             line.floor_s + chip.hop_latency_s.value, max(line.s_per_byte, between.s_per_byte)
         )
     return Stage(tuple(dict.fromkeys(segment.dimension for segment in segments)), line)
+
+
+def _torus_axes(
+    segments: Sequence[Segment], chip: ChipProfile, sharers: int
+) -> tuple[TorusAxis, ...]:
+    return tuple(
+        TorusAxis(
+            segment.size,
+            segment.closes,
+            chip.ici_link_bandwidth.value,
+            chip.hop_latency_s.value,
+            segment.stride,
+            sharers,
+        )
+        for segment in segments
+    )
 
 
 def _across_slices(
@@ -277,4 +336,9 @@ def compiled_collective(
     Args and Raises: those of `collective_seconds`.
     """
     compiled = lowered_collective(kind, nbytes, axes, mesh)
-    return compiled, float(collective_seconds(compiled, nbytes, axes, mesh))
+    seconds = float(collective_seconds(compiled, nbytes, axes, mesh))
+    if compiled != kind:
+        for _, rival in registered_models(kind, tuple(axes), mesh):
+            if rival.seconds(nbytes) < seconds:
+                compiled, seconds = kind, rival.seconds(nbytes)
+    return compiled, seconds

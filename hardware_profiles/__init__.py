@@ -1,6 +1,14 @@
 """TPU generations, their slices, and logical meshes laid on them."""
 
-from shardwright.hardware_profiles.chip import ChipProfile, chip_names, load_chip, parse_chip
+from shardwright.hardware_profiles.chip import (
+    ChipProfile,
+    chip_names,
+    load_chip,
+    parse_chip,
+    register_chip,
+    unregister_chip,
+)
+from shardwright.hardware_profiles.derived import derive_chip
 from shardwright.hardware_profiles.mesh import (
     AxisRef,
     LogicalMesh,
@@ -24,6 +32,7 @@ __all__ = [
     "Segment",
     "Slice",
     "chip_names",
+    "derive_chip",
     "device_coordinates",
     "enumerate_meshes",
     "legal_slices",
@@ -34,4 +43,6 @@ __all__ = [
     "parse_slice",
     "physical_dimensions",
     "product_name",
+    "register_chip",
+    "unregister_chip",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import tomllib
 from functools import cache, cached_property
 from importlib import resources
 from math import prod
@@ -13,7 +14,9 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from shardwright.errors import InputError
+from shardwright.extensions import load_extensions
 
+_FORM_HELP = "compare it with a bundled profile: shardwright hardware v5e --json"
 _GENERATIONS = ("v2", "v3", "v4", "v5e", "v5p", "v6e", "tpu7x")
 
 T = TypeVar("T")
@@ -216,6 +219,11 @@ class ChipProfile(_Frozen):
         """One JAX device's share of its host's network bandwidth, bytes/s one way."""
         return self.dcn_bandwidth_per_chip.value / self.jax_devices_per_chip.value
 
+    @property
+    def device_pcie_bandwidth(self) -> float:
+        """One JAX device's share of its chip's PCIe link, bytes/s one way."""
+        return self.pcie_bandwidth_per_chip.value / self.jax_devices_per_chip.value
+
     def wraps(self, shape: tuple[int, ...]) -> tuple[bool, ...]:
         """Which dimensions of a slice of `shape` chips have wraparound links."""
         rule = self.wraparound.value
@@ -262,9 +270,54 @@ def _matmul_type(dtype: str) -> str:
     )
 
 
+_REGISTERED: dict[str, ChipProfile] = {}
+
+
 def chip_names() -> tuple[str, ...]:
-    """Names of the profiles that come with the package, oldest generation first."""
-    return _GENERATIONS
+    """Names of the known profiles: those of the package, oldest first, then those registered."""
+    load_extensions()
+    return (*_GENERATIONS, *_REGISTERED)
+
+
+def is_bundled(chip: ChipProfile) -> bool:
+    """Whether a profile is one that comes with the package, as it comes."""
+    return chip.name in _GENERATIONS and chip == _bundled(chip.name)
+
+
+def register_chip(profile: ChipProfile | dict[str, Any] | str | Path) -> ChipProfile:
+    """Makes a chip known by its name: "mine:4x4" is then a topology as "v5e:4x4" is.
+
+    Args:
+      profile: a profile, its data, or the path of its JSON or TOML file; see `load_chip`.
+
+    Returns:
+      the profile.
+
+    Raises:
+      InputError: it is malformed, or another chip has its name or one of its product prefixes.
+    """
+    if isinstance(profile, ChipProfile):
+        chip = profile
+    else:
+        chip = parse_chip(profile) if isinstance(profile, dict) else load_chip(Path(profile))
+    for name in chip_names():
+        other = load_chip(name)
+        if other == chip:
+            return other
+        taken = {name.lower(), *map(str.lower, other.product_prefixes.value)}
+        if taken & {chip.name.lower(), *map(str.lower, chip.product_prefixes.value)}:
+            raise InputError(
+                f"{chip.name} has a name or product prefix of the known chip {name}",
+                where="register_chip",
+                do="Give it names of its own, or pass it as chip= instead",
+            )
+    _REGISTERED[chip.name.lower()] = chip
+    return chip
+
+
+def unregister_chip(name: str) -> None:
+    """Makes a registered chip unknown again; one that is not registered is no error."""
+    _REGISTERED.pop(name.lower(), None)
 
 
 @cache
@@ -274,39 +327,56 @@ def _bundled(name: str) -> ChipProfile:
 
 
 def load_chip(name_or_path: str | Path) -> ChipProfile:
-    """Load a bundled profile by name ("v5e"), or a user's own from a JSON file of the same form.
+    """Load a known profile by name ("v5e"), or a user's own from a JSON or TOML file.
+
+    A file has the form of the bundled profiles, or names one as its `base` and gives the `values`
+    that differ, see `derive_chip`.
 
     Raises:
       InputError: no such profile or file, or the file is malformed; says which field and why.
     """
     if isinstance(name_or_path, str) and name_or_path.lower() in _GENERATIONS:
         return _bundled(name_or_path.lower())
+    if isinstance(name_or_path, str) and name_or_path.lower() in chip_names():
+        return _REGISTERED[name_or_path.lower()]
     path = Path(name_or_path)
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        if isinstance(name_or_path, Path) or path.suffix == ".json":
+        if isinstance(name_or_path, Path) or path.suffix in (".json", ".toml"):
             raise InputError(
                 f"the profile cannot be read ({error})",
                 where=str(path),
-                do="give the path of a JSON file in the form of the bundled profiles",
+                do="give the path of a JSON or TOML file in the form of the bundled profiles",
             ) from error
         raise InputError(
             f"there is no chip called {str(name_or_path)!r}",
-            do=f"use one of {', '.join(_GENERATIONS)}, or the path of a profile's JSON file",
+            do=f"use one of {', '.join(chip_names())}, or the path of a profile's file",
         ) from error
-    return parse_chip(text, where=str(path))
+    if path.suffix != ".toml":
+        return parse_chip(text, where=str(path))
+    try:
+        return parse_chip(tomllib.loads(text), where=str(path))
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"this is not TOML ({error})", where=str(path), do=_FORM_HELP) from None
 
 
 def parse_chip(profile: str | dict[str, Any], *, where: str = "chip profile") -> ChipProfile:
-    """Validate a profile given as JSON text or as the object it decodes to.
+    """Validate a profile given as JSON text or as the object it decodes to; see `load_chip`.
 
     Raises:
       InputError: it is malformed; says which field and why.
     """
     try:
-        text = profile if isinstance(profile, str) else json.dumps(profile)
-        return ChipProfile.model_validate_json(text)
+        given = json.loads(profile) if isinstance(profile, str) else profile
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"file: Invalid JSON ({error})", where=where, do=_FORM_HELP) from None
+    if isinstance(given, dict) and "base" in given:
+        from shardwright.hardware_profiles.derived import parse_derived
+
+        return parse_derived(given, where=where)
+    try:
+        return ChipProfile.model_validate_json(json.dumps(given))
     except ValidationError as error:
         problems = [
             f"{'.'.join(str(part) for part in problem['loc']) or 'file'}: {problem['msg']}"
@@ -315,5 +385,5 @@ def parse_chip(profile: str | dict[str, Any], *, where: str = "chip profile") ->
         raise InputError(
             "; ".join(problems[:5]) + (f"; and {len(problems) - 5} more" if problems[5:] else ""),
             where=where,
-            do="compare it with a bundled profile such as hardware_profiles/v5e.json",
+            do=_FORM_HELP,
         ) from error

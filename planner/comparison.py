@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from shardwright.errors import InputError
+from shardwright.hardware_profiles.chip import is_bundled
 from shardwright.planner.comparison_rows import (
     ComparisonModel,
     ComparisonRow,
@@ -139,7 +140,7 @@ def compare(
             time_limit_s=time_limit_s,
             seed=seed,
             model_flops=model_flops,
-            chip=chip if chip is not None and on.chip == chip else None,
+            chip=None if is_bundled(on.chip) else on.chip,
             name=name,
             tokens_per_step=tokens_per_step,
         )

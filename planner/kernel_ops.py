@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from shardwright.errors import InputError
+from shardwright.extensions import load_extensions
 from shardwright.planner.kernel_costs import (
     MXU,
     Cost,
@@ -141,6 +142,7 @@ def register_op(
 
 def is_registered(op: Any) -> bool:
     """Whether an operation is a custom call with a registered rule."""
+    load_extensions()
     return target_of(op) in _REGISTERED
 
 

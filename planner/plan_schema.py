@@ -108,6 +108,7 @@ class CollectiveModel(_Model):
     shape: list[int]
     dtype: str
     can_hide: bool = Field(description="an all-gather that can run ahead of its use")
+    algorithm: str = Field("", description="a registered one, where it takes less than the usual")
 
 
 class BufferModel(_Model):
@@ -154,6 +155,16 @@ class ComputeModel(_Model):
     seconds: float
 
 
+class StageModel(_Model):
+    """A part of a collective or copy that occupies links."""
+
+    links: list[str] = Field(
+        description="dimensions of the torus, the link of a chip's devices (core), the network "
+        "between slices (slice), or a direction of PCIe"
+    )
+    seconds: float
+
+
 class ScheduledModel(_Model):
     """Kernels of one source line in a row, or one collective, where it stands in the program."""
 
@@ -162,7 +173,12 @@ class ScheduledModel(_Model):
     source: str
     axes: list[str] = Field(default=[], description="of a collective")
     seconds: float = Field(description="of one pass of its loop, or of the step outside loops")
-    hides: bool = Field(default=False, description="an all-gather that hides behind compute")
+    hides: bool = Field(default=False, description="it runs beside kernels")
+    when: Literal["stops", "ahead", "behind"] = Field(
+        default="stops",
+        description="it stops kernels, runs ahead of where it stands, or behind from there on",
+    )
+    stages: list[StageModel] = Field(default=[], description="empty for kernels and in older plans")
 
 
 class ScheduledLoopModel(_Model):
@@ -179,7 +195,10 @@ class EstimateModel(_Model):
     step_time_s: float
     compute_time_s: float
     collective_time_s: float
-    exposed_collective_time_s: float
+    exposed_collective_time_s: float = Field(
+        description="of the step, what no kernel runs in: copies from the host count too"
+    )
+    host_copy_time_s: float = Field(0.0, description="copies to and from the memory of the host")
     peak_memory_bytes: float
     memory_capacity_bytes: float
     mfu: float = Field(description="matrix FLOPs of the program over what the slice can do")

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import NoReturn
 
 from shardwright.cost_models.memory import PeakMemory
+from shardwright.extensions import load_extensions
 from shardwright.hardware_profiles.mesh import LogicalMesh
 from shardwright.planner.collectives import DimAxes
 from shardwright.planner.constraints import ValueConstraint, value_constraints
@@ -192,6 +193,7 @@ class Outdone:
 
 def prepare(program: Program) -> Prepared:
     """Builds the op graph of a program and everything else that no mesh changes."""
+    load_extensions()
     graph = build_graph(program)
     nodes = build_nodes(graph)
     fusions = plan_fusions(nodes)
@@ -501,7 +503,8 @@ def solve_mesh(
                 return RuledOut(problem.step_bound(solution.bound))
             candidate = evaluate_choices(prepared, problem, solution)
             peak = candidate.evaluation.peak
-            proven = solution.bound == float("inf")
+            # With a moved limit it is proven of that limit only.
+            proven = proven or (limit >= memory_limit and math.isinf(solution.bound))
             for found in (peak, problem.peak_memory(solution.choices)):
                 if found.bytes > memory_limit and (least is None or found.bytes < least.bytes):
                     least = found

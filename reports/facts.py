@@ -63,11 +63,11 @@ def group_collectives(estimate: EstimateModel) -> list[CollectiveGroup]:
     """The collectives of a step, alike ones told once, most seconds first."""
     alike: dict[tuple[object, ...], list[CollectiveModel]] = defaultdict(list)
     for one in estimate.collectives:
-        key = (one.kind, *one.axes, one.nbytes, one.can_hide, one.op, one.source)
+        key = (one.kind, one.algorithm, *one.axes, one.nbytes, one.can_hide, one.op, one.source)
         alike[key].append(one)
     groups = [
         CollectiveGroup(
-            kind=same[0].kind.replace("_", "-"),
+            kind=_kind(same[0]),
             axes=tuple(same[0].axes),
             nbytes=same[0].nbytes,
             count=sum(one.count for one in same),
@@ -80,6 +80,11 @@ def group_collectives(estimate: EstimateModel) -> list[CollectiveGroup]:
         for same in alike.values()
     ]
     return sorted(groups, key=lambda group: -group.seconds)
+
+
+def _kind(one: CollectiveModel) -> str:
+    by = f" by {one.algorithm}" if one.algorithm else ""
+    return one.kind.replace("_", "-") + by
 
 
 def seconds_by_kind(groups: Sequence[CollectiveGroup]) -> dict[tuple[str, tuple[str, ...]], float]:

@@ -18,6 +18,9 @@ from shardwright.version import VERSION as __version__
 
 if TYPE_CHECKING:
     from shardwright.client import AsyncClient, Client
+    from shardwright.cost_models.algorithms import register_collective
+    from shardwright.cost_models.torus import Line
+    from shardwright.hardware_profiles.chip import register_chip
     from shardwright.models.flash_attention import flash_attention
     from shardwright.models.pipeline import pipeline
     from shardwright.planner.comparison import compare
@@ -39,9 +42,12 @@ _HOMES = {
     "Program": "shardwright.planner.program",
     "evaluate": "shardwright.planner.hand_made",
     "flash_attention": "shardwright.models.flash_attention",
+    "Line": "shardwright.cost_models.torus",
     "kernel": "shardwright.planner.kernels",
     "pipeline": "shardwright.models.pipeline",
     "plan": "shardwright.planner.planning",
+    "register_chip": "shardwright.hardware_profiles.chip",
+    "register_collective": "shardwright.cost_models.algorithms",
     "register_op": "shardwright.planner.kernel_ops",
     "register_rule": "shardwright.planner.rules",
     "Variant": "shardwright.planner.variants",
@@ -53,6 +59,7 @@ __all__ = [
     "Client",
     "DoesNotFitError",
     "InputError",
+    "Line",
     "Plan",
     "Program",
     "ServiceError",
@@ -65,6 +72,8 @@ __all__ = [
     "kernel",
     "pipeline",
     "plan",
+    "register_chip",
+    "register_collective",
     "register_op",
     "register_rule",
     "verify",
