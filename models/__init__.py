@@ -1,5 +1,5 @@
-"""Reference models with whole train steps, to plan by name or to start from."""
+"""Reference models with whole steps, to plan by name, from a file, or to start from."""
 
-from shardwright.models.registry import ReferenceModel, build, model_names
+from shardwright.models.registry import ReferenceModel, build, known_models, model_names
 
-__all__ = ["ReferenceModel", "build", "model_names"]
+__all__ = ["ReferenceModel", "build", "known_models", "model_names"]

@@ -50,7 +50,7 @@ def model_variants(name: str, options: Mapping[str, Any], choices: Choices) -> d
     for label, chosen in combinations(name, options, choices).items():
         model = build(name, **{**options, **chosen})
         found[label] = Variant(
-            model.train_step,
+            model.step,
             model.example_args,
             model.donate_argnums,
             float(model.model_flops_per_step),

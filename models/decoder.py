@@ -16,7 +16,9 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 
 from shardwright.models.flash_attention import flash_attention
-from shardwright.models.options import DecoderOptions, MeshAxes, TransformerOptions
+from shardwright.models.options import DecoderOptions, MeshAxes, Transformer, TransformerOptions
+from shardwright.models.quantized import product
+from shardwright.models.stages import run_stages
 from shardwright.models.training import Batch, PyTree, cross_entropy
 
 _INIT_STDDEV = 0.02
@@ -152,12 +154,20 @@ def apply(options: DecoderOptions, params: PyTree, tokens: jax.Array) -> jax.Arr
 def forward(
     options: DecoderOptions, params: PyTree, tokens: jax.Array, block: Block
 ) -> tuple[jax.Array, Any]:
-    """Logits, and what the blocks return besides the residual stream, stacked over the blocks."""
+    """Logits, and what the blocks return besides the residual stream, stacked over the blocks.
+
+    In a pipeline, a second dimension of what is stacked is the microbatches.
+    """
     x, context = embed(options, params, tokens)
     if options.positions == "relative":
         bias = relative_bias(params["relative"], x.shape[1], bidirectional=not options.causal)
         context = Context(bias=bias)
-    x, besides = run_layers(options, params["layers"], x, block, context)
+    if options.stages > 1:
+        x, besides = run_stages(
+            options, params["layers"], x, lambda weights, x: block(weights, x, context)
+        )
+    else:
+        x, besides = run_layers(options, params["layers"], x, block, context)
     return unembed(options, params, normalize(options, params, "final_norm", x)), besides
 
 
@@ -170,9 +180,7 @@ def embed(options: TransformerOptions, params: PyTree, tokens: jax.Array) -> tup
     return place(options, x, positions)
 
 
-def place(
-    options: TransformerOptions, x: jax.Array, positions: jax.Array
-) -> tuple[jax.Array, Context]:
+def place(options: Transformer, x: jax.Array, positions: jax.Array) -> tuple[jax.Array, Context]:
     """Embedded tokens with what is computed of their positions, and what attention has to know."""
     if options.positions == "sinusoidal":
         x = x + sinusoids(positions, options.d_model).astype(x.dtype)
@@ -182,11 +190,11 @@ def place(
     return constrain(x, options.residual_axes), Context(rope)
 
 
-def unembed(options: TransformerOptions, params: PyTree, x: jax.Array) -> jax.Array:
+def unembed(options: Transformer, params: PyTree, x: jax.Array) -> jax.Array:
     """Logits [batch, sequence, vocab] of a normalised residual stream."""
     if options.tied_embedding:
-        return jnp.einsum("bsd,vd->bsv", x, params["embedding"].astype(x.dtype))
-    return jnp.einsum("bsd,dv->bsv", x, params["head"].astype(x.dtype))
+        return product("bsd,vd->bsv", x, params["embedding"])
+    return product("bsd,dv->bsv", x, params["head"])
 
 
 def run_layers(
@@ -268,53 +276,44 @@ def attend(
     causal: bool,
 ) -> jax.Array:
     """What positions of y [batch, queries, d_model] take from source [batch, keys, d_model]."""
-    w = cast(weights, y.dtype, "wq", "wk", "wv", "wo", "bq", "bk", "bv", "bo")
-    q, k, v = project_heads(w, y, source, context.rope)
+    q, k, v = project_heads(weights, y, source, context.rope)
     if options.attention == "flash":
         mixed = flash_attention(q, k, v, causal=causal)
     else:
         mixed = dot_attention(q, k, v, causal=causal, bias=context.bias)
         mixed = checkpoint_name(mixed, "context")
-    return checkpoint_name(_project("bshk,hkd->bsd", mixed, w["wo"], w.get("bo")), "out_proj")
+    return checkpoint_name(
+        product("bshk,hkd->bsd", mixed, weights["wo"], weights.get("bo")), "out_proj"
+    )
 
 
 def project_heads(
-    weights: Mapping[str, jax.Array], y: jax.Array, source: jax.Array, rope: Rope | None
+    weights: PyTree, y: jax.Array, source: jax.Array, rope: Rope | None
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Queries of y and keys and values of source, [batch, positions, heads, head_dim]."""
-    q = _project("bsd,dhk->bshk", y, weights["wq"], weights.get("bq"))
-    k = _project("bsd,dhk->bshk", source, weights["wk"], weights.get("bk"))
-    v = _project("bsd,dhk->bshk", source, weights["wv"], weights.get("bv"))
+    q = product("bsd,dhk->bshk", y, weights["wq"], weights.get("bq"))
+    k = product("bsd,dhk->bshk", source, weights["wk"], weights.get("bk"))
+    v = product("bsd,dhk->bshk", source, weights["wv"], weights.get("bv"))
     if rope is not None:
         q, k = apply_rope(q, rope), apply_rope(k, rope)
     q, k = checkpoint_name(q, "query_proj"), checkpoint_name(k, "key_proj")
     return q, k, checkpoint_name(v, "value_proj")
 
 
-def feed_forward(options: TransformerOptions, weights: PyTree, y: jax.Array) -> jax.Array:
+def feed_forward(options: Transformer, weights: PyTree, y: jax.Array) -> jax.Array:
     """A feed-forward block of y [batch, sequence, d_model], which is normalised."""
-    w = cast(weights, y.dtype, "w_up", "w_gate", "w_down", "b_up", "b_down")
-    up = _project("bsd,df->bsf", y, w["w_up"], w.get("b_up"))
+    up = product("bsd,df->bsf", y, weights["w_up"], weights.get("b_up"))
     if options.mlp in _GATES:
-        gate = checkpoint_name(jnp.einsum("bsd,df->bsf", y, w["w_gate"]), "mlpwi_0")
+        gate = checkpoint_name(product("bsd,df->bsf", y, weights["w_gate"]), "mlpwi_0")
         hidden = _GATES[options.mlp](gate) * checkpoint_name(up, "mlpwi_1")
     else:
         up = checkpoint_name(up, "mlpwi_0")
         hidden = jax.nn.relu(up) if options.mlp == "relu" else jax.nn.gelu(up)
-    return checkpoint_name(_project("bsf,fd->bsd", hidden, w["w_down"], w.get("b_down")), "mlpwo")
+    down = product("bsf,fd->bsd", hidden, weights["w_down"], weights.get("b_down"))
+    return checkpoint_name(down, "mlpwo")
 
 
-def cast(weights: PyTree, dtype: Any, *names: str) -> dict[str, jax.Array]:
-    """Those of the named weights that there are, in the type of computation."""
-    return {name: weights[name].astype(dtype) for name in names if name in weights}
-
-
-def _project(equation: str, x: jax.Array, weight: jax.Array, bias: jax.Array | None) -> jax.Array:
-    y = jnp.einsum(equation, x, weight)
-    return y if bias is None else y + bias
-
-
-def normalize(options: TransformerOptions, weights: PyTree, name: str, x: jax.Array) -> jax.Array:
+def normalize(options: Transformer, weights: PyTree, name: str, x: jax.Array) -> jax.Array:
     """RMSNorm or LayerNorm over the last dimension, in float32.
 
     Source: Zhang and Sennrich, Root Mean Square Layer Normalization (2019), equation 4; Ba et al.,

@@ -84,9 +84,9 @@ def mix(options: MixtureOptions, weights: PyTree, y: jax.Array) -> tuple[jax.Arr
     logits = jnp.einsum("bsd,de->bse", y.astype(jnp.float32), weights["router"].astype(jnp.float32))
     dispatch, combine, balance = route(jax.nn.softmax(logits), options)
     taken = jnp.einsum("bsec,bsd->ebcd", dispatch.astype(y.dtype), y)
-    taken = decoder.constrain(taken, options.expert_axes)
+    taken = decoder.constrain(decoder.constrain(taken, options.token_axes), options.expert_axes)
     made = jax.vmap(functools.partial(decoder.feed_forward, options))(weights["routed"], taken)
-    made = decoder.constrain(made, options.expert_axes)
+    made = decoder.constrain(decoder.constrain(made, options.expert_axes), options.token_axes)
     return jnp.einsum("bsec,ebcd->bsd", combine.astype(y.dtype), made), balance
 
 

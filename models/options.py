@@ -1,6 +1,8 @@
 """Options of the reference models, checked before anything is traced."""
 
+import difflib
 import math
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import (
@@ -78,6 +80,11 @@ class TrainOptions(BaseModel):
         if self.batch % self.microbatches:
             raise ValueError(f"microbatches={self.microbatches} does not divide batch={self.batch}")
         return self
+
+    @property
+    def accumulated(self) -> int:
+        """Microbatches whose gradients are added up one after the other."""
+        return self.microbatches
 
     @property
     def items_per_example(self) -> int:
@@ -227,9 +234,47 @@ class DecoderOptions(TransformerOptions):
 
     Attributes:
       causal: whether a position attends only to those up to it; without, this is an encoder.
+      stages: parts of the layers that work on different microbatches at the same time, as a
+        pipeline (`sw.pipeline`). They are one more dimension to shard; `microbatches` are then
+        those that go through them, and `remat` is of a whole stage. 1 is no pipeline.
+      repeats: how often a microbatch goes through all stages.
+      stage_axis: mesh axis of the stages, set as `residual_axes` is.
     """
 
     causal: bool = True
+    stages: PositiveInt = 1
+    repeats: PositiveInt = 1
+    stage_axis: str | None = None
+
+    @model_validator(mode="after")
+    def _stages_agree(self) -> Self:
+        if self.stages == 1:
+            if self.repeats > 1 or self.stage_axis:
+                raise ValueError("repeats and stage_axis are of a pipeline; give stages, too")
+            return self
+        if self.blocks % (self.stages * self.repeats):
+            raise ValueError(
+                f"stages={self.stages} x repeats={self.repeats} does not divide the "
+                f"{self.blocks} layers, or blocks of layers, that are alike"
+            )
+        if self.repeats > 1 and self.microbatches % self.stages:
+            raise ValueError(
+                f"microbatches={self.microbatches} is not a multiple of stages={self.stages}, "
+                "which repeats need"
+            )
+        if not self.scan_layers:
+            raise ValueError("stages are cut from one stack of layers; leave scan_layers true")
+        return self
+
+    @property
+    def blocks(self) -> int:
+        """How many layers, or blocks of layers, follow one another with equal shapes."""
+        return self.layers
+
+    @property
+    def accumulated(self) -> int:
+        """Microbatches whose gradients are added up one after the other; a pipeline's are not."""
+        return 1 if self.stages > 1 else self.microbatches
 
 
 class EncoderDecoderOptions(TransformerOptions):
@@ -273,6 +318,75 @@ class EncoderDecoderOptions(TransformerOptions):
         return self.target_sequence or self.sequence
 
 
+class EncoderOptions(DecoderOptions):
+    """An encoder: a decoder whose positions attend to all others.
+
+    Attributes:
+      causal: false.
+    """
+
+    causal: Literal[False] = False
+
+
+class ServingOptions(Transformer):
+    """A serving step of a dense decoder with a cache of keys and values.
+
+    Attributes:
+      step: "prefill" reads prompts, "decode" makes one token of each sequence.
+      batch: sequences per step, over all devices.
+      context: positions that the cache holds of each sequence; decoding attends to all of them.
+      prompt: tokens of a prompt in prefill; None is `context`.
+      weights: type of the weights; "int8" has a scale for each output channel.
+      cache_dtype: type of the cache; None is `compute_dtype`.
+      attention: in prefill, "dot" writes the scores of every head to memory; "flash" runs JAX's
+        Pallas kernels and needs prompts of a multiple of 128 tokens.
+    """
+
+    unit: ClassVar[Literal["tokens", "images", "examples"]] = "tokens"
+
+    step: Literal["prefill", "decode"]
+    batch: PositiveInt = 32
+    context: PositiveInt = 2048
+    prompt: PositiveInt | None = None
+    weights: Literal["bfloat16", "float32", "int8"] = "bfloat16"
+    cache_dtype: DType | None = None
+    attention: Literal["dot", "flash"] = "dot"
+
+    @model_validator(mode="after")
+    def _lengths_agree(self) -> Self:
+        if self.prompt is not None and self.step == "decode":
+            raise ValueError("prompt is of prefill; a step of decoding takes one token")
+        if self.step_tokens > self.context:
+            raise ValueError(f"prompt={self.prompt} is longer than context={self.context}")
+        if self.attention == "flash" and self.step_tokens % FLASH_LENGTH:
+            raise ValueError(
+                f"{self.step_tokens} tokens are not a multiple of {FLASH_LENGTH}, which "
+                "attention='flash' needs"
+            )
+        if self.positions == "relative":
+            raise ValueError("positions='relative' are of encoder-decoders, which are not served")
+        if self.positions == "learned" and self.context > (self.max_positions or self.context):
+            raise ValueError(
+                f"context={self.context} is longer than max_positions={self.max_positions}"
+            )
+        return self
+
+    @property
+    def step_tokens(self) -> int:
+        """Tokens of each sequence that a step takes."""
+        return (self.prompt or self.context) if self.step == "prefill" else 1
+
+    @property
+    def items_per_example(self) -> int:
+        """Tokens of each sequence that a step takes."""
+        return self.step_tokens
+
+    @property
+    def cache_type(self) -> str:
+        """Type of the cache, with the default filled in."""
+        return self.cache_dtype or self.compute_dtype
+
+
 class MixtureOptions(DecoderOptions):
     """A decoder-only language model with mixtures of experts.
 
@@ -287,6 +401,7 @@ class MixtureOptions(DecoderOptions):
       balance_weight: of the load-balancing loss.
       expert_axes: mesh axes of what experts take and make [experts, batch, capacity, d_model], set
         as `residual_axes` is.
+      token_axes: the same of these arrays as they are dispatched and combined, where tokens are.
     """
 
     experts: PositiveInt
@@ -297,6 +412,7 @@ class MixtureOptions(DecoderOptions):
     layers_per_block: PositiveInt = 1
     balance_weight: NonNegative = 0.01
     expert_axes: tuple[MeshAxes, MeshAxes, MeshAxes, MeshAxes] | None = None
+    token_axes: tuple[MeshAxes, MeshAxes, MeshAxes, MeshAxes] | None = None
 
     @model_validator(mode="after")
     def _experts_agree(self) -> Self:
@@ -310,6 +426,11 @@ class MixtureOptions(DecoderOptions):
                 f"layers_per_block={self.layers_per_block} does not divide layers={self.layers}"
             )
         return self
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks of layers, of which the last has a mixture, follow one another."""
+        return self.layers // self.layers_per_block
 
     @property
     def expert_width(self) -> int:
@@ -551,31 +672,34 @@ class DlrmOptions(TrainOptions):
         return self.width + vectors * (vectors - 1) // 2
 
 
-_Options = TypeVar("_Options", bound=TrainOptions)
+_Options = TypeVar("_Options", bound=BaseModel)
 
 
 def parse_options(
-    schema: type[_Options], name: str, preset: dict[str, Any], given: dict[str, Any]
+    schema: type[_Options], where: str, preset: Mapping[str, Any], given: Mapping[str, Any]
 ) -> _Options:
-    """The options of model `name`: its preset with `given` laid over it.
+    """The options of a model: its preset with `given` laid over it.
+
+    Args:
+      where: what messages name as the place of the options.
 
     Raises:
       InputError: an unknown option, a value of the wrong type or range, or sizes that disagree.
     """
     unknown = sorted(given.keys() - schema.model_fields.keys())
     if unknown:
+        close = difflib.get_close_matches(unknown[0], schema.model_fields, n=1)
         raise InputError(
             f"unknown option {', '.join(map(repr, unknown))}",
-            where=f"model {name!r}",
-            do=f"Its options are {', '.join(sorted(schema.model_fields))}",
+            where=where,
+            do=(f"Did you mean {close[0]}? " if close else "")
+            + f"Its options are {', '.join(sorted(schema.model_fields))}",
         )
     try:
         return schema.model_validate({**preset, **given})
     except ValidationError as error:
         faults = [_fault(detail["loc"], detail["msg"]) for detail in error.errors()]
-        raise InputError(
-            "; ".join(faults), where=f"model {name!r}", do="Change these options"
-        ) from None
+        raise InputError("; ".join(faults), where=where, do="Change these options") from None
 
 
 def _fault(location: tuple[int | str, ...], message: str) -> str:

@@ -20,16 +20,16 @@ Sources:
     spans cut from 512 tokens take 114. Trained with Adafactor; here AdamW.
   transformer: Vaswani et al., Attention Is All You Need (2017), table 3, with its vocabulary of
     English and German (section 5.1). Lengths and batch are ours: 25,000 target tokens a step there.
-  conformer: Gulati et al., Conformer (2020), table 1, without its LSTM decoder (our loss is CTC), with
-    its 80 features (section 3.1) and 1,024 word pieces (3.2). Utterances of 16 s and the batch of
-    2,048 are ours.
+  conformer: Gulati et al., Conformer (2020), table 1, without its LSTM decoder (our loss is CTC),
+    with its 80 features (section 3.1) and 1,024 word pieces (3.2). Utterances of 16 s and the batch
+    of 2,048 are ours.
   gnmt: Wu et al., Google's Neural Machine Translation System (2016), sections 3.1, 4.1 and 8.3, and
     the four layers and batch of MLPerf Training v0.6 (mlcommons/training, rnn_translator; 32,320
     word pieces). Lengths are ours.
   resnet: He et al., Deep Residual Learning (2015), table 1.
   unet: Ronneberger et al., U-Net (2015), figure 1, and Cicek et al., 3D U-Net (2016), figure 2.
-  dlrm: Naumov et al., DLRM (2019), with the sizes of MLPerf Training 0.7 (recommendation on Criteo's
-    terabyte click logs); tables are rounded up to multiples of 4096 rows.
+  dlrm: Naumov et al., DLRM (2019), with the sizes of MLPerf Training 0.7 (recommendation on
+    Criteo's terabyte click logs); tables are rounded up to multiples of 4096 rows.
   gshard: Lepikhin et al., GShard (2020), section 4.2 and table 1: 36 layers of which every other
     one is a mixture. They are encoder and decoder layers there, and a decoder only here.
   switch: Fedus et al., Switch Transformers (2021), table 9 (Switch-Base); as for gshard.
@@ -79,11 +79,10 @@ DECODERS: dict[str, dict[str, Any]] = {
     "llama3-405b": _LLAMA3 | _sizes(126, 16384, 128, 53248) | {"batch": 2048},
 }
 
-DECODERS["bert-large"] = (
-    _GPT
+ENCODERS: dict[str, dict[str, Any]] = {
+    "bert-large": _GPT
     | _sizes(24, 1024, 16, 4096)
     | {
-        "causal": False,
         "vocab": 30522,
         "sequence": 512,
         "max_positions": 512,
@@ -91,8 +90,8 @@ DECODERS["bert-large"] = (
         "optimizer": "lamb",
         "learning_rate": 4e-4,
         "weight_decay": 0.01,
-    }
-)
+    },
+}
 
 _GSHARD: dict[str, Any] = _sizes(36, 1024, 16, 8192) | {
     "head_dim": 128,

@@ -1,6 +1,5 @@
 """Reference models by name."""
 
-import difflib
 import functools
 import math
 from collections.abc import Callable
@@ -8,69 +7,37 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from shardwright.errors import InputError
-from shardwright.models.options import (
-    ConformerOptions,
-    DecoderOptions,
-    DlrmOptions,
-    EncoderDecoderOptions,
-    LstmOptions,
-    MixtureOptions,
-    MlpOptions,
-    NormedOptions,
-    ResNetOptions,
-    TrainOptions,
-    UNetOptions,
-    parse_options,
-)
-from shardwright.models.presets import (
-    CONFORMERS,
-    DECODERS,
-    DLRMS,
-    ENCODER_DECODERS,
-    LSTMS,
-    MIXTURES,
-    MLPS,
-    RESNETS,
-    UNETS,
-)
+from shardwright.models.families import KINDS, Options, known_models, model_names, parsed
+from shardwright.models.options import DlrmOptions, NormedOptions, ServingOptions, TrainOptions
 
-_FAMILIES: dict[str, tuple[type[TrainOptions], dict[str, dict[str, Any]]]] = {
-    "decoder": (DecoderOptions, DECODERS),
-    "mixture": (MixtureOptions, MIXTURES),
-    "encoder_decoder": (EncoderDecoderOptions, ENCODER_DECODERS),
-    "conformer": (ConformerOptions, CONFORMERS),
-    "lstm": (LstmOptions, LSTMS),
-    "resnet": (ResNetOptions, RESNETS),
-    "unet": (UNetOptions, UNETS),
-    "dlrm": (DlrmOptions, DLRMS),
-    "mlp": (MlpOptions, MLPS),
-}
-"""Module -> the options that it takes and its presets by name."""
+__all__ = ["ReferenceModel", "build", "checked_options", "known_models", "model_names"]
 
 
 @dataclass(frozen=True)
 class ReferenceModel:
-    """A model with its whole train step.
+    """A model with a whole step: of training, or of serving (`shardwright.models.serving`).
 
     Attributes:
       name: the name that it was built by.
+      kind: of model, such as "decoder".
       options: every option, defaults filled in.
-      train_step: `(state, batch) -> (state, metrics)`; state is {"params", "statistics",
-        "opt_state", "step"}, the statistics empty where a model keeps none.
-      example_args: state and batch as trees of `jax.ShapeDtypeStruct`; nothing is allocated.
+      step: `(state, batch) -> (state, metrics)` in training; state is {"params", "statistics",
+        "opt_state", "step"}, the statistics empty where a model keeps none. In serving
+        `(params, cache, tokens) -> (cache, tokens)`.
+      example_args: of the step, as trees of `jax.ShapeDtypeStruct`; nothing is allocated.
       donate_argnums: the arguments whose memory the step may reuse.
-      init: state of a seed, allocated on the default device.
-      make_batch: random batch of a seed, allocated on the default device.
+      init: the first argument of a seed, allocated on the default device.
+      make_batch: the last argument of a seed, random, allocated on the default device.
       tokens_per_step: tokens in a batch, or what `options.unit` says.
       model_flops_per_step: matmul FLOPs that MFU is a fraction of, recomputation not counted.
       parameter_count: number of parameters.
     """
 
     name: str
-    options: TrainOptions
-    train_step: Callable[[Any, Any], tuple[Any, Any]]
-    example_args: tuple[Any, Any]
+    kind: str
+    options: Options
+    step: Callable[..., tuple[Any, Any]]
+    example_args: tuple[Any, ...]
     donate_argnums: tuple[int, ...]
     init: Callable[[int], Any]
     make_batch: Callable[[int], Any]
@@ -78,10 +45,16 @@ class ReferenceModel:
     model_flops_per_step: int
     parameter_count: int
 
+    @property
+    def train_step(self) -> Callable[..., tuple[Any, Any]]:
+        """The step, by its name in training."""
+        return self.step
+
     def facts(self) -> dict[str, Any]:
         """What there is to tell of it, as JSON has it."""
         return {
             "name": self.name,
+            "kind": self.kind,
             "parameters": self.parameter_count,
             "tokens_per_step": self.tokens_per_step,
             "unit": self.options.unit,
@@ -90,45 +63,56 @@ class ReferenceModel:
         }
 
 
-def model_names() -> list[str]:
-    """Names that `build` takes."""
-    return [name for _, presets in _FAMILIES.values() for name in presets]
-
-
 def build(name: str, **options: Any) -> ReferenceModel:
     """The reference model `name`, its published sizes changed by `options`.
+
+    Args:
+      name: of a preset, or of a kind, which takes all sizes as options.
+      options: of the model's step; `step` is "train", or of a decoder "prefill" or "decode".
 
     Raises:
       InputError: an unknown name or option, or sizes that disagree.
     """
-    family, parsed = _parsed(name, options)
-    return _assemble(name, import_module(f"shardwright.models.{family}"), parsed)
+    kind, chosen = parsed(name, options)
+    if isinstance(chosen, ServingOptions):
+        return _served(name, kind, chosen)
+    return _trained(name, kind, chosen)
 
 
-def checked_options(name: str, options: dict[str, Any]) -> TrainOptions:
+def checked_options(name: str, options: dict[str, Any]) -> Options:
     """The options of model `name`, its published sizes changed by `options`; nothing is traced.
 
     Raises:
       InputError: an unknown name or option, or sizes that disagree.
     """
-    return _parsed(name, options)[1]
+    return parsed(name, options)[1]
 
 
-def _parsed(name: str, options: dict[str, Any]) -> tuple[str, TrainOptions]:
-    """The module of a model and its options."""
-    for family, (schema, presets) in _FAMILIES.items():
-        if name in presets:
-            return family, parse_options(schema, name, presets[name], options)
-    close = difflib.get_close_matches(name, model_names(), n=1)
-    hint = f"Did you mean {close[0]!r}? " if close else ""
-    raise InputError(
-        f"unknown model {name!r}",
-        where="models",
-        do=f"{hint}The models are {', '.join(model_names())}",
+def _served(name: str, kind: str, options: ServingOptions) -> ReferenceModel:
+    import jax
+
+    from shardwright.models import serving
+
+    init = functools.partial(serving.init_params, options)
+    make_tokens = functools.partial(serving.make_tokens, options)
+    params, tokens = (jax.eval_shape(make, jax.random.key(0)) for make in (init, make_tokens))
+    cache = jax.eval_shape(functools.partial(serving.init_state, options))
+    return ReferenceModel(
+        name=name,
+        kind=kind,
+        options=options,
+        step=functools.partial(serving.serve, options),
+        example_args=(params, cache, tokens),
+        donate_argnums=(1,),
+        init=lambda seed: jax.jit(init)(jax.random.key(seed)),
+        make_batch=lambda seed: jax.jit(make_tokens)(jax.random.key(seed)),
+        tokens_per_step=options.batch * options.items_per_example,
+        model_flops_per_step=serving.model_flops(options),
+        parameter_count=serving.weight_count(params),
     )
 
 
-def _assemble(name: str, module: Any, options: TrainOptions) -> ReferenceModel:
+def _trained(name: str, kind: str, options: TrainOptions) -> ReferenceModel:
     import jax
 
     from shardwright.models.training import (
@@ -138,6 +122,7 @@ def _assemble(name: str, module: Any, options: TrainOptions) -> ReferenceModel:
         without_statistics,
     )
 
+    module: Any = import_module(f"shardwright.models.{KINDS[kind].module}")
     if isinstance(options, DlrmOptions):
         # Its tables are updated where rows were looked up, not by an optimizer.
         train_step = module.make_train_step(options)
@@ -151,8 +136,9 @@ def _assemble(name: str, module: Any, options: TrainOptions) -> ReferenceModel:
     state, batch = (jax.eval_shape(make, jax.random.key(0)) for make in (init, make_batch))
     return ReferenceModel(
         name=name,
+        kind=kind,
         options=options,
-        train_step=train_step,
+        step=train_step,
         example_args=(state, batch),
         donate_argnums=(0,),
         init=lambda seed: jax.jit(init)(jax.random.key(seed)),

@@ -94,7 +94,7 @@ def make_train_step(loss: Loss, options: TrainOptions) -> TrainStep:
 
     def accumulate(state: State, batch: Batch) -> Any:
         """As `gradients`: means over the microbatches, the statistics passed on between them."""
-        count = options.microbatches
+        count = options.accumulated
         # The parts are strided, so that a batch which is cut over devices stays where it is.
         parts = jax.tree.map(
             lambda x: jnp.swapaxes(x.reshape(-1, count, *x.shape[1:]), 0, 1), batch
@@ -114,7 +114,7 @@ def make_train_step(loss: Loss, options: TrainOptions) -> TrainStep:
     def train_step(state: State, batch: Batch) -> tuple[State, dict[str, jax.Array]]:
         (loss_value, statistics), grads = (
             accumulate(state, batch)
-            if options.microbatches > 1
+            if options.accumulated > 1
             else gradients(state["params"], state["statistics"], batch)
         )
         grad_norm = optax.tree.norm(grads)

@@ -12,6 +12,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -81,8 +82,8 @@ def _app(
 
 @app.command()
 def plan(
-    topology: options.Topology,
     target: options.PlannedTarget = None,
+    topology: options.ConfiguredTopology = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write the plan to this JSON file.")
     ] = None,
@@ -112,6 +113,8 @@ def plan(
     batch: options.Batch = None,
     sequence: options.Sequence = None,
     layers: options.Layers = None,
+    step: options.Step = None,
+    context: options.Context = None,
     remat: forms.Remat = None,
     microbatches: forms.Microbatches = None,
     optimizer_dtype: forms.OptimizerDtype = None,
@@ -131,12 +134,15 @@ def plan(
     inputs.check_time_limit(time_limit)
     inputs.check_memory_fraction(memory_fraction)
     axes = None if mesh is None else specs.parse_mesh(mesh)
+    topology, axes = inputs.where_to_plan(target, topology, axes)
     pins = specs.parse_pins(pin or ())
     profile = _check_slice(topology, chip, axes)
     one_of, choices = forms.split_choices(
         {"remat": remat, "microbatches": microbatches, "mu_dtype": optimizer_dtype}, vary
     )
-    model_options = _model_options(settings, batch, sequence, layers, None) | one_of
+    model_options = one_of | _model_options(
+        settings, batch, sequence, layers, step=step, context=context
+    )
     with _planning(quiet or as_json) as report:
         loaded, several = forms.load(
             target, variants, args, donate or (), model_options, choices, remote=server is not None
@@ -155,9 +161,7 @@ def plan(
             "on_progress": report,
         }
         if server is not None:
-            made = plan_on_server(
-                server, api_key, str(target), loaded, model_options, choices=choices, **asked
-            )
+            made = plan_on_server(server, api_key, loaded, choices=choices, **asked)
         else:
             from shardwright.planner.planning import plan as make_plan
 
@@ -174,7 +178,7 @@ def plan(
 
             made.data = with_origin(
                 made.data,
-                target,
+                loaded.model or target,
                 args=args,
                 options=forms.options_of(made.data, loaded),
                 unit=loaded.unit,
@@ -334,14 +338,39 @@ def hardware(
 
 @app.command()
 def models(
-    name: Annotated[str | None, typer.Argument(help="A model, for its options; else all.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(help="A model, or a file that describes one, for its options; else all."),
+    ] = None,
+    step: options.Step = None,
+    as_toml: Annotated[
+        bool, typer.Option("--toml", help="One model as a file to change and to plan.")
+    ] = False,
     as_json: options.AsJson = False,
 ) -> None:
     """Shows the reference models."""
     with _planning(quiet=True):
         from shardwright.models import build, model_names
 
-        built = [build(one) for one in ([name] if name else model_names())]
+        given = {} if step is None else {"step": step}
+        found = [inputs.resolve(one, given) for one in ([name] if name else model_names())]
+        built = [replace(build(base, **chosen), name=label) for base, label, chosen in found]
+    if as_toml:
+        from shardwright.cli_tables import meanings
+        from shardwright.models.config import config_text
+
+        if name is None:
+            raise InputError(
+                "a file describes one model", where="--toml", do="Name it: shardwright models NAME"
+            )
+        facts = built[0].facts()
+        print(
+            config_text(
+                built[0].kind, built[0].name, facts["options"], meanings(type(built[0].options))
+            ),
+            end="",
+        )
+        return
     if as_json:
         data = [model.facts() for model in built]
         print(json.dumps(data[0] if name else data, indent=1))

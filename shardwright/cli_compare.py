@@ -172,7 +172,7 @@ def compare(
             "on_progress": report,
         }
         if server is not None:
-            made = compare_on_server(server, api_key, target, loaded, chosen_options, **asked)
+            made = compare_on_server(server, api_key, loaded, **asked)
         else:
             from shardwright.planner.comparison import compare as compare_slices
 

@@ -35,6 +35,7 @@ class Target:
       unit: what a step works on.
       options: of a reference model.
       arguments: "module:name" of a function's arguments.
+      model: the preset or kind that a reference model is built from, with `options`.
     """
 
     program: Callable[..., Any] | Program
@@ -46,6 +47,7 @@ class Target:
     unit: Literal["tokens", "images", "examples"] = "tokens"
     options: Mapping[str, Any] = field(default_factory=dict)
     arguments: str | None = None
+    model: str | None = None
 
 
 def load_target(
@@ -54,8 +56,9 @@ def load_target(
     """Finds out what a target is and loads it.
 
     Args:
-      target: the name of a reference model, "module:function", or the path of a file that holds
-        a jax.export artifact or StableHLO; a path with a directory is always a file.
+      target: the name of a reference model, the path of a file that describes a model (TOML or
+        YAML), "module:function", or the path of a file that holds a jax.export artifact or
+        StableHLO; a path with a directory is always a file.
       args: "module:name" of the function's arguments.
       donate: positions of the arguments that the function's results take over.
       options: of a reference model.
@@ -63,20 +66,22 @@ def load_target(
     Raises:
       InputError: there is no such model, function or file, or it is given what it cannot take.
     """
-    from shardwright.models import build, model_names
+    from shardwright.models import build, known_models, model_names
 
-    if target in model_names():
+    base, name, options = resolve(target, options)
+    if base in known_models():
         _refuse("a reference model", {"--args": args and [args], "--donate": donate})
-        model = build(target, **options)
+        model = build(base, **options)
         return Target(
-            model.train_step,
+            model.step,
             model.example_args,
             model.donate_argnums,
-            target,
+            name,
             float(model.model_flops_per_step),
             model.tokens_per_step,
             model.options.unit,
             dict(options),
+            model=base,
         )
     given_options = [f"{key}={value}" for key, value in options.items()]
     path = Path(target)
@@ -111,6 +116,45 @@ def load_target(
         do=(f"Did you mean {near[0]}? " if near else "")
         + f"The models are {', '.join(model_names())}",
     )
+
+
+def resolve(target: str, options: Mapping[str, Any]) -> tuple[str, str, Mapping[str, Any]]:
+    """The preset or kind of a file that describes a model, its name, and all its options.
+
+    What is not the path of such a file is returned as it is, its own name.
+
+    Raises:
+      InputError: the file cannot be read, or describes no model.
+    """
+    from shardwright.models.config import configured, is_config, read_config
+
+    if not is_config(target):
+        return target, target, options
+    config = read_config(target)
+    return config.base, config.name, configured(config, options)
+
+
+def where_to_plan(
+    target: str | None, topology: str | None, mesh: dict[str, int] | None
+) -> tuple[str, dict[str, int] | None]:
+    """The slice and the mesh, from a file that describes a model where the command line has none.
+
+    Raises:
+      InputError: neither names a slice, or the file cannot be read.
+    """
+    from shardwright.models.config import is_config, read_config
+
+    if target is not None and is_config(target):
+        section = read_config(target).plan
+        topology, mesh = topology or section.topology, mesh or section.mesh
+    if topology is None:
+        raise InputError(
+            "no slice is given",
+            where="command line",
+            do="Add --topology v5e:16x16, or `topology` to [plan] of a model's file; `shardwright "
+            "hardware` lists slices",
+        )
+    return topology, mesh
 
 
 def _refuse(kind: str, given: Mapping[str, Sequence[Any] | None]) -> None:

@@ -10,16 +10,18 @@ import typer
 Target = Annotated[
     str,
     typer.Argument(
-        help="A reference model (llama3-8b), a function (my_package.train:step), or a file with a "
-        "jax.export artifact or StableHLO (text or bytecode).",
+        help="A reference model (llama3-8b), a file that describes one (model.toml), a function "
+        "(my_package.train:step), or a file with a jax.export artifact or StableHLO (text or "
+        "bytecode).",
         show_default=False,
     ),
 ]
 PlannedTarget = Annotated[
     str | None,
     typer.Argument(
-        help="A reference model (llama3-8b), a function (my_package.train:step), or a file with a "
-        "jax.export artifact or StableHLO (text or bytecode).",
+        help="A reference model (llama3-8b), a file that describes one (model.toml), a function "
+        "(my_package.train:step), or a file with a jax.export artifact or StableHLO (text or "
+        "bytecode).",
         show_default=False,
     ),
 ]
@@ -50,6 +52,31 @@ Donate = Annotated[
         metavar="N",
         help="Position of an argument whose buffers the results take over; repeatable.",
         rich_help_panel="Functions",
+    ),
+]
+ConfiguredTopology = Annotated[
+    str | None,
+    typer.Option(
+        "--topology",
+        "-t",
+        help="The slice: v5e:16x16, v5p-128, or 2*v5e:16x16 for two joined by the data-centre "
+        "network. A file of a model may name it.",
+        show_default=False,
+    ),
+]
+Step = Annotated[
+    str | None,
+    typer.Option(
+        help="Of a decoder: train, or prefill or decode to serve it with a cache of keys and "
+        "values.",
+        rich_help_panel="Reference models",
+    ),
+]
+Context = Annotated[
+    int | None,
+    typer.Option(
+        help="Positions of each sequence in the cache, in serving.",
+        rich_help_panel="Reference models",
     ),
 ]
 Batch = Annotated[

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -27,9 +26,7 @@ def check_server(server: str | None, api_key: str | None) -> None:
 def plan_on_server(
     server: str,
     api_key: str | None,
-    target: str,
     loaded: Target,
-    model_options: Mapping[str, Any],
     **options: Any,
 ) -> Plan:
     """A plan by a service; reference models go by name, everything else as a program.
@@ -37,17 +34,14 @@ def plan_on_server(
     Args:
       server: its URL.
       api_key: where it has keys.
-      target: what to plan, as it is named on the command line.
-      loaded: the same, loaded.
-      model_options: of a reference model.
+      loaded: what to plan.
       options: as for `shardwright.plan`.
     """
     from shardwright.client import Client
-    from shardwright.models import model_names
 
     with Client(server, api_key or None) as client:
-        if target in model_names():
-            return client.plan(target, options=model_options, **options)
+        if loaded.model is not None:
+            return client.plan(loaded.model, options=loaded.options, **options)
         return client.plan(
             loaded.program,
             *loaded.args,
@@ -70,16 +64,13 @@ def evaluate_on_server(
 def compare_on_server(
     server: str,
     api_key: str | None,
-    target: str,
     loaded: Target,
-    model_options: Mapping[str, Any],
     **options: Any,
 ) -> Comparison:
     """A comparison by a service; arguments as of `plan_on_server`, `options` as of `compare`."""
     from shardwright.client import Client
-    from shardwright.models import model_names
 
     with Client(server, api_key or None) as client:
-        if target in model_names():
-            return client.compare(target, options=model_options, **options)
+        if loaded.model is not None:
+            return client.compare(loaded.model, options=loaded.options, **options)
         return client.compare(loaded.program, *loaded.args, donate_argnums=loaded.donate, **options)

@@ -18,7 +18,7 @@ from shardwright.hardware_profiles.slices import legal_slices
 from shardwright.reports.numbers import count, quantity
 
 if TYPE_CHECKING:
-    from shardwright.models.options import TrainOptions
+    from shardwright.models.families import Options
     from shardwright.models.registry import ReferenceModel
 
 _SHOWN_SLICES = 40
@@ -161,11 +161,12 @@ def _slices(chip: ChipProfile, everything: bool, citation: Text) -> Sequence[Ren
 def models_view(models: Sequence[ReferenceModel]) -> RenderableType:
     """The sizes of all reference models."""
     sizes = ("layers", "d_model", "heads", "kv_heads", "d_ff", "vocab", "sequence", "batch")
-    shown = table("model", ">parameters", *(f">{size}" for size in sizes))
+    shown = table("model", "kind", ">parameters", *(f">{size}" for size in sizes))
     for model in models:
         options = model.options.model_dump()
         shown.add_row(
             model.name,
+            model.kind,
             count(model.parameter_count),
             *("-" if options.get(size) is None else str(options[size]) for size in sizes),
         )
@@ -175,7 +176,7 @@ def models_view(models: Sequence[ReferenceModel]) -> RenderableType:
 def model_view(model: ReferenceModel) -> RenderableType:
     """The options of one reference model."""
     options = model.options
-    meanings = _meanings(type(options))
+    known = meanings(type(options))
     shown = table("option", ">value", "meaning")
     for name, field in type(options).model_fields.items():
         parts = (field.annotation, *get_args(field.annotation))
@@ -183,7 +184,7 @@ def model_view(model: ReferenceModel) -> RenderableType:
             choice for part in parts if get_origin(part) is Literal for choice in get_args(part)
         ]
         value = getattr(options, name)
-        meaning = Text(meanings.get(name, ""))
+        meaning = Text(known.get(name, ""))
         if choices:
             meaning.append(f" ({', '.join(choices)})", "dim")
         shown.add_row(name, str(value), meaning)
@@ -195,7 +196,7 @@ def model_view(model: ReferenceModel) -> RenderableType:
     return Group(Text.assemble((model.name, "bold"), f"  {facts}"), Text(), shown)
 
 
-def _meanings(schema: type[TrainOptions]) -> dict[str, str]:
+def meanings(schema: type[Options]) -> dict[str, str]:
     """What each option means, from the docstrings of the options."""
     found: dict[str, str] = {}
     for owner in schema.__mro__:

@@ -137,7 +137,6 @@ def load(
       InputError: there is nothing to plan or too much, or it cannot be loaded.
     """
     from shardwright.cli_inputs import Target, load_target
-    from shardwright.models import model_names
 
     if (target is None) == (variants is None):
         raise InputError(
@@ -156,18 +155,18 @@ def load(
         forms = load_variants(variants, args, donate)
         first = next(iter(forms.values()))
         return Target(first.fn, tuple(first.args), tuple(donate), variants), forms
-    if choices and target not in model_names():
+    loaded = load_target(target, args, donate, options)
+    if choices and loaded.model is None:
         raise InputError(
             f"{', '.join(choices)} can be chosen for reference models alone",
             where=target,
             do="Write a dict of functions, and give it as --variants my_package.train:variants",
         )
-    loaded = load_target(target, args, donate, options)
-    if not choices or remote:
+    if not choices or remote or loaded.model is None:
         return loaded, None
     from shardwright.models.choices import model_variants
 
-    return loaded, model_variants(target, options, choices)
+    return loaded, model_variants(loaded.model, loaded.options, choices)
 
 
 def options_of(plan: PlanModel, loaded: Target) -> dict[str, Any]:

@@ -21,10 +21,16 @@ def model_options(
     batch: int | None,
     sequence: int | None,
     layers: int | None,
-    remat: str | None,
+    remat: str | None = None,
+    *,
+    step: str | None = None,
+    context: int | None = None,
 ) -> dict[str, Any]:
     """Options of a reference model as the command line takes them: --set, then those by name."""
-    named = {"batch": batch, "sequence": sequence, "layers": layers, "remat": remat}
+    named = {
+        "batch": batch, "sequence": sequence, "layers": layers, "remat": remat, "step": step,
+        "context": context,
+    }  # fmt: skip
     given = {key: value for key, value in named.items() if value is not None}
     return dict(map(specs.parse_setting, settings or ())) | given
 

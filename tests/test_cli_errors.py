@@ -77,8 +77,8 @@ def run(*arguments):
 
 
 BAD = {
-    "no target": (["plan", "-t", "v5e:2x2"], ["target", "plan --help"]),
-    "no topology": (["plan", "mlp"], ["--topology", "plan --help"]),
+    "no target": (["plan", "-t", "v5e:2x2"], ["nothing to plan", "llama3-8b"]),
+    "no topology": (["plan", "mlp"], ["--topology v5e:16x16", "shardwright hardware"]),
     "unknown option": (["plan", *MLP, "--fast"], ["--fast"]),
     "unknown command": (["paln"], ["paln"]),
     "unknown slice": (["plan", "mlp", "-t", "v5e:16x17"], ["v5e:16x17", "v5e:16x16"]),

@@ -1,0 +1,137 @@
+"""Serving steps: what the whole model computes, token by token, planned and run on devices."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import shardwright as sw
+from shardwright.models import build, decoder, serving
+from shardwright.models.options import DecoderOptions, ServingOptions
+from shardwright.models.quantized import product, quantize, take_rows
+
+quick_jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+
+SMALL: dict[str, Any] = {
+    "layers": 2, "d_model": 32, "heads": 4, "kv_heads": 2, "d_ff": 48, "vocab": 64, "batch": 4,
+    "compute_dtype": "float32",
+}  # fmt: skip
+SERVED = SMALL | {"context": 8, "weights": "float32"}
+
+
+def trained(name: str) -> tuple[DecoderOptions, Any]:
+    """A model's options and parameters that show differences."""
+    sizes = SMALL if name == "llama3-8b" else SMALL | {"kv_heads": None, "max_positions": 8}
+    model = build(name, **sizes, sequence=8)
+    assert isinstance(model.options, DecoderOptions)
+    params = jax.tree.map(lambda w: 5 * w if w.ndim > 1 else w, model.init(0)["params"])
+    return model.options, params
+
+
+def options(name: str = "llama3-8b", **changes: Any) -> ServingOptions:
+    sizes = {} if name == "llama3-8b" else {"kv_heads": None, "max_positions": 8}
+    chosen = build(name, **SERVED | sizes | changes).options
+    assert isinstance(chosen, ServingOptions)
+    return chosen
+
+
+@pytest.mark.parametrize("name", ["llama3-8b", "gpt2-124m"])
+def test_a_prompt_then_token_by_token_gives_the_logits_of_the_whole_sequence(name: str) -> None:
+    whole, params = trained(name)
+    tokens = jax.random.randint(jax.random.key(1), (4, 8), 0, 64)
+    expected = quick_jit(functools.partial(decoder.apply, whole))(params, tokens)
+    prefill = options(name, step="prefill", prompt=5)
+    state, logits = quick_jit(functools.partial(serving.forward, prefill))(
+        params, serving.init_state(prefill), tokens[:, :5]
+    )
+    np.testing.assert_allclose(logits[:, 0], expected[:, 4], rtol=1e-3, atol=1e-4)
+    decode = quick_jit(functools.partial(serving.forward, options(name, step="decode")))
+    for position in range(5, 8):
+        state, logits = decode(params, state, tokens[:, position : position + 1])
+        np.testing.assert_allclose(logits[:, 0], expected[:, position], rtol=1e-3, atol=1e-4)
+    assert state["position"] == 8
+
+
+def test_a_quantised_product_is_that_of_the_rounded_matrix() -> None:
+    """By hand: the scale of a column is its largest element over 127."""
+    rng = np.random.default_rng(0)
+    weight, x = rng.normal(size=(6, 3, 4)), rng.normal(size=(2, 5, 3, 4))
+    scale = np.abs(weight).max((1, 2)) / 127
+    rounded = np.round(weight / scale[:, None, None]) * scale[:, None, None]
+    given = quantize(jnp.asarray(weight, jnp.float32), contracted=(1, 2))
+    assert given.values.dtype == jnp.int8 and given.scale.shape == (6,)
+    actual = product("bshk,dhk->bsd", jnp.asarray(x, jnp.float32), given)
+    np.testing.assert_allclose(actual, np.einsum("bshk,dhk->bsd", x, rounded), rtol=1e-4, atol=1e-4)
+    table = quantize(jnp.asarray(weight[:, 0], jnp.float32), contracted=(1,))
+    rows = take_rows(table, jnp.asarray([[5, 0]]))
+    np.testing.assert_allclose(rows[0], weight[[5, 0], 0], atol=np.abs(weight).max() / 127)
+
+
+def test_int8_weights_take_a_byte_each_and_change_logits_little() -> None:
+    whole, params = trained("llama3-8b")
+    tokens = jax.random.randint(jax.random.key(1), (4, 8), 0, 64)
+    expected = np.asarray(quick_jit(functools.partial(decoder.apply, whole))(params, tokens))[:, -1]
+    eight = options(step="prefill", weights="int8")
+    rounded = serving.served(eight, params)
+    assert rounded["layers"]["wq"].values.dtype == jnp.int8
+    _, logits = quick_jit(functools.partial(serving.forward, eight))(
+        rounded, serving.init_state(eight), tokens
+    )
+    assert np.corrcoef(np.ravel(logits[:, 0]), np.ravel(expected))[0, 1] > 0.999
+
+
+def test_decode_flops_are_two_a_weight_and_four_a_cached_position() -> None:
+    """Pope et al. (2022), section 2: 2 N a token; attention by hand for llama3-8b."""
+    model = build("llama3-8b", step="decode", batch=3, context=1000)
+    weights = 8_030_261_248 - 128256 * 4096 - 65 * 4096
+    attention = 4 * 32 * 4096 * 1000
+    assert model.model_flops_per_step == 3 * (2 * weights + attention)
+    assert model.tokens_per_step == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "mesh"),
+    [
+        ({"step": "decode", "weights": "int8"}, {"data": 2, "model": 4}),
+        ({"step": "prefill", "prompt": 4}, {"data": 4, "model": 2}),
+    ],
+    ids=["decode", "prefill"],
+)
+def test_a_planned_step_has_the_numbers_of_one_device(
+    changes: dict[str, Any], mesh: dict[str, int]
+) -> None:
+    model = build("llama3-8b", **SERVED | changes)
+    plan = sw.plan(
+        model.step, *model.example_args, topology="v5e:2x4", mesh=mesh,
+        donate_argnums=model.donate_argnums, time_limit_s=5,
+    )  # fmt: skip
+    assert not plan.data.replicated_ops
+    chosen = model.options
+    assert isinstance(chosen, ServingOptions)
+    params, tokens = model.init(0), model.make_batch(0)
+    ours, theirs = (
+        step(params, serving.init_state(chosen), tokens)
+        for step in (plan.jit(model.step), jax.jit(model.step))
+    )
+    np.testing.assert_array_equal(ours[1], theirs[1])
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), ours[0], theirs[0]
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "reason"),
+    [
+        ("mixtral-8x7b", {"step": "decode"}, "no step 'decode' of this kind"),
+        ("llama3-8b", {"step": "decode", "optimizer": "lamb"}, "unknown option 'optimizer'"),
+        ("llama3-8b", {"step": "prefill", "prompt": 4096}, "prompt=4096 is longer than context"),
+        ("llama3-8b", {"step": "decode", "prompt": 4}, "prompt is of prefill"),
+        ("gpt2-124m", {"step": "decode", "context": 4096}, "longer than max_positions=1024"),
+    ],
+)
+def test_options_that_disagree_are_refused(name: str, changes: Any, reason: str) -> None:
+    with pytest.raises(sw.InputError, match=reason):
+        build(name, **changes)
