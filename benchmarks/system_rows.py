@@ -166,7 +166,11 @@ SYSTEMS: tuple[System, ...] = (
                 ("d",) if path.startswith("[1]") else (None, "d") if "['routed']" in path else ()
                 for path in paths
             ],
-            {"residual_axes": ("d", None, None), "expert_axes": ("d", None, None, None)},
+            {
+                "residual_axes": ("d", None, None),
+                "expert_axes": ("d", None, None, None),
+                "token_axes": (None, "d", None, None),
+            },
         ),
     ),
     System(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import TypeVar
 
 from shardwright.planner.fusion import Fusion, FusionPlan
@@ -439,12 +440,7 @@ class _Builder:
             shared.add(copy.value)
             if copy.value in cast_inits:
                 continue
-            dims = tuple((d,) for d in range(len(self._graph.values[copy.value].shape)))
-            times = [use.time for use in copy.uses if not self._as_given(copy.value, use)]
-            times = times or [use.time for use in copy.uses]
-            # Bytes beyond what the value takes anyway: only a gathered copy has its own buffer.
-            what = self._hold(copy.value, dims, above_least=True)
-            holds.append(Hold(copy.node, min(times), max(times) + 1, what))
+            holds += self._copy_holds(copy)
         for loop in self._graph.loops:
             for carry in loop.carries:
                 port = self._nodes.producers.get(carry.argument)
@@ -460,6 +456,38 @@ class _Builder:
                     what = self._hold(value, use.port.dims, above_least=True)
                     holds.append(Hold(use.port.node, use.time, use.time + 1, what))
         return holds
+
+    def _copy_holds(self, copy: Copy) -> list[Hold]:
+        """Bytes beyond what the value takes anyway: only a gathered copy has its own buffer.
+
+        What runs ahead and costs no time to gather may be gathered again by an operation that reads
+        the copy: there it is held as the operation reads it, and as the copy in between.
+        """
+        dims = tuple((d,) for d in range(len(self._graph.values[copy.value].shape)))
+        what = self._hold(copy.value, dims, above_least=True)
+        uses = [u for u in copy.uses if not self._as_given(copy.value, u)] or list(copy.uses)
+        first, last = min(u.time for u in uses), max(u.time for u in uses)
+        if copy.value not in self._prefetch:
+            return [Hold(copy.node, first, last + 1, what)]
+        reads = [u for u in uses if self._nodes.nodes[u.port.node].kind == OPERATION]
+        edges = sorted({first, last + 1, *(t for u in reads for t in (u.time, u.time + 1))})
+        read_at = {u.time for u in reads}
+        return [
+            *(
+                Hold(copy.node, start, end, what)
+                for start, end in pairwise(edges)
+                if start not in read_at
+            ),
+            *(
+                Hold(
+                    u.port.node,
+                    u.time,
+                    u.time + 1,
+                    self._hold(copy.value, u.port.dims, above_least=True),
+                )
+                for u in reads
+            ),
+        ]
 
     def _as_given(self, value: int, use: Use) -> bool:
         """Whether elementwise work reads an argument: as it is sharded, not gathered."""
