@@ -5,35 +5,10 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from shardwright.api.schemas import JobError
-
-
-class TensorFacts(BaseModel):
-    """An input or output of a program."""
-
-    model_config = ConfigDict(extra="ignore")
-
-    path: str
-    shape: list[int]
-    dtype: str
-
-
-class ProgramFacts(BaseModel):
-    """What a program is."""
-
-    model_config = ConfigDict(extra="ignore")
-
-    name: str
-    fingerprint: str = Field(description="SHA-256 of the module without locations")
-    inputs: list[TensorFacts]
-    outputs: list[TensorFacts]
-    donated: list[str] = Field(description="paths of inputs whose buffers outputs take over")
-    mesh: dict[str, int] | None = Field(description="the mesh that shardings inside it name")
-    operations: dict[str, int] = Field(
-        description="how often each operation occurs, calls inlined, the most frequent first"
-    )
+from shardwright.planner.program_facts_schema import ProgramFacts
 
 
 class ProgramLinks(BaseModel):

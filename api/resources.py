@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from shardwright.api.catalog import checked_slice
-from shardwright.api.facts_schemas import ProgramFacts, ProgramLinks, ProgramResource
+from shardwright.api.facts_schemas import ProgramLinks, ProgramResource
 from shardwright.api.schemas import (
     ComparisonLinks,
     ComparisonResource,
@@ -22,6 +22,7 @@ from shardwright.api.schemas import (
 )
 from shardwright.api.store import Comparison, Job, ProgramRecord
 from shardwright.planner.plan_schema import EstimateModel
+from shardwright.planner.program_facts_schema import ProgramFacts
 
 
 def plan_links(plan_id: str) -> PlanLinks:

@@ -6,39 +6,12 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
-
 from shardwright.errors import InputError
 from shardwright.planner import mlir
 from shardwright.planner.program import Program, Tensor
+from shardwright.planner.program_facts_schema import ProgramFacts, TensorFacts
 
 _MOST_TENSORS = 50_000
-
-
-class TensorFacts(BaseModel):
-    """One input or output."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    path: str
-    shape: list[int]
-    dtype: str = Field(description="element type in StableHLO, such as bf16")
-
-
-class ProgramFacts(BaseModel):
-    """A program at a glance."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    name: str
-    fingerprint: str = Field(description="SHA-256 of the module without locations")
-    inputs: list[TensorFacts]
-    outputs: list[TensorFacts]
-    donated: list[str] = Field(description="paths of inputs whose buffers outputs take over")
-    mesh: dict[str, int] | None = Field(description="the mesh that shardings inside it name")
-    operations: dict[str, int] = Field(
-        description="how often each operation occurs, calls inlined, the most frequent first"
-    )
 
 
 def program_facts(program: Program) -> ProgramFacts:
