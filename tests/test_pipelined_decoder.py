@@ -1,0 +1,76 @@
+"""Reference decoders as pipelines: the plain decoder's numbers, planned and run over stages."""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from shardwright.errors import InputError
+from shardwright.models import build, mixture
+
+SMALL: dict[str, Any] = {
+    "layers": 4, "d_model": 32, "heads": 4, "kv_heads": 2, "d_ff": 64, "vocab": 64, "batch": 8,
+    "sequence": 16, "compute_dtype": "float32",
+}  # fmt: skip
+
+
+def stepped(**options: Any) -> tuple[Any, Any]:
+    model = build("llama3-8b", **SMALL, **options)
+    return jax.jit(model.train_step)(model.init(0), model.make_batch(0))
+
+
+def assert_close(ours: Any, theirs: Any) -> None:
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), ours, theirs)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"stages": 4, "microbatches": 4},
+        {"stages": 2, "microbatches": 2, "repeats": 2, "remat": "dots"},
+    ],
+    ids=["four stages", "repeats, products kept"],
+)
+def test_a_train_step_equals_the_plain_decoders(options: dict[str, Any]) -> None:
+    assert_close(stepped(**options), stepped())
+
+
+def test_the_products_with_weights_are_kept_where_remat_says_dots() -> None:
+    def products(remat: str) -> int:
+        model = build("llama3-8b", **SMALL, stages=2, microbatches=4, remat=remat)
+        jaxpr = jax.make_jaxpr(model.train_step)(*model.example_args)
+        return str(jaxpr).count("dot_general")
+
+    # Seven products with weights a layer: three projections, the output, and three of the block.
+    assert products("full") - products("dots") == 7
+
+
+def test_a_mixture_is_a_pipeline_of_its_blocks() -> None:
+    sizes = SMALL | {"experts": 4, "head_dim": 8, "capacity_factor": 4.0, "kv_heads": None}
+    plain, stages = (
+        build("gshard-37b", **sizes, **options)
+        for options in ({}, {"stages": 2, "microbatches": 4, "remat": "none"})
+    )
+    params, batch = plain.init(0)["params"], plain.make_batch(0)
+    losses = [
+        jax.jit(partial(mixture.loss, model.options))(params, batch) for model in (plain, stages)
+    ]
+    # Each microbatch balances its experts by itself.
+    assert jnp.abs(losses[0] - losses[1]) < 1e-3
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"stages": 3}, "stages=3 x repeats=1 does not divide the 4 layers"),
+        ({"stages": 2, "repeats": 2}, "microbatches=1 is not a multiple of stages=2"),
+        ({"repeats": 2}, "give stages, too"),
+        ({"stages": 2, "scan_layers": False}, "leave scan_layers true"),
+    ],
+)
+def test_stages_that_cannot_be_are_refused(options: dict[str, Any], told: str) -> None:
+    with pytest.raises(InputError, match=told):
+        build("llama3-8b", **SMALL, **options)
