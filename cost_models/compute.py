@@ -71,7 +71,7 @@ def matmul_efficiency(chip: ChipProfile) -> float:
       0.0.42.1 estimates 0.97 for 4096^3 on v5e, and training runs that repeat the forward pass
       reach 0.89 in the whole step (MaxText, 32B on v5e-256: MFU 66.86%, times 8/6).
     """
-    return _MATMUL_EFFICIENCY.get(chip.name, _MATMUL_EFFICIENCY_ELSEWHERE)
+    return _MATMUL_EFFICIENCY.get(chip.generation, _MATMUL_EFFICIENCY_ELSEWHERE)
 
 
 def matmul_seconds(
@@ -231,11 +231,11 @@ def vector_seconds(
       github.com/ayaka14732/pallas-tpu-tutorial, chapter 1, section 7, and taken for older chips.
     """
     registers = np.ceil(np.asarray(elements, dtype=np.float64) / (SUBLANES * LANES))
-    packs = dtype_bytes(dtype) == 2 and chip.name in _PACKED_BF16_ALU
+    packs = dtype_bytes(dtype) == 2 and chip.generation in _PACKED_BF16_ALU
     alu_operations_per_cycle = chip.vpu_alus.value * (2 if packs else 1)
     if isinstance(work, VectorOps):
         counted = work.on(chip, dtype)
-        interval = _TRANSCENDENTAL_INTERVAL.get(chip.name, 1.0)
+        interval = _TRANSCENDENTAL_INTERVAL.get(chip.generation, 1.0)
         cycles = max(counted.alu / alu_operations_per_cycle, counted.transcendental * interval)
     else:
         cycles = work / alu_operations_per_cycle

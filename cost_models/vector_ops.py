@@ -35,7 +35,7 @@ class VectorOps:
 
     def on(self, chip: ChipProfile, dtype: str) -> VectorWork:
         """The work on `chip` for values of `dtype`; a chip that is not known counts as new."""
-        if chip.name not in _TO_FIFTH:
+        if chip.generation not in _TO_FIFTH:
             return self.since_sixth
         return self.bf16_to_fifth if dtype in ("bf16", "bfloat16") else self.to_fifth
 

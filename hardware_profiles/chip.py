@@ -124,6 +124,8 @@ class ChipProfile(_Frozen):
     largest_pod: Sourced[Shape]
     slices: Sourced[SliceRule]
     whole_mesh_as_all_reduce: Sourced[WholeMeshAsAllReduce]
+    like: str | None = None
+    """Of a chip that is told by how it differs: the generation whose efficiencies it has."""
 
     @field_validator("peak_flops")
     @classmethod
@@ -155,6 +157,11 @@ class ChipProfile(_Frozen):
 
     def __hash__(self) -> int:
         return hash(self.digest)
+
+    @property
+    def generation(self) -> str:
+        """The generation whose measured efficiencies count."""
+        return self.like or self.name
 
     def device_peak_flops(
         self, dtype: str, precision: Literal["default", "high", "highest"] = "default"

@@ -42,10 +42,10 @@ def derive_chip(
       InputError: there is no such field, or a value is of no use.
     """
     data = base.model_dump(mode="json")
-    data["name"] = name
+    data |= {"name": name, "like": base.generation}
     given = {"product_prefixes": [name], "device_kinds": [], **values}
     for field, value in given.items():
-        if field not in data or field == "name":
+        if field not in data or field in ("name", "like"):
             near = get_close_matches(field, data, n=3) or ["hbm_bandwidth", "ici_link_bandwidth"]
             raise InputError(
                 f"a chip has no {field}",
