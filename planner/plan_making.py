@@ -34,7 +34,7 @@ from shardwright.planner.plan_schema import (
     VariantModel,
     VersionsModel,
 )
-from shardwright.planner.schedule import schedule_entries
+from shardwright.planner.schedule import schedule_models
 from shardwright.planner.search import Prepared, SearchResult
 from shardwright.version import VERSION
 
@@ -152,6 +152,7 @@ def estimate_model(
         compute_time_s=evaluation.compute_s,
         collective_time_s=evaluation.collective_s,
         exposed_collective_time_s=evaluation.exposed_collective_s,
+        host_copy_time_s=evaluation.host_copy_s,
         peak_memory_bytes=evaluation.peak.bytes,
         memory_capacity_bytes=on.chip.device_hbm_bytes,
         mfu=counted / (peak * evaluation.step_s) if evaluation.step_s else 0.0,
@@ -168,6 +169,7 @@ def estimate_model(
                 shape=list(c.communication.shape),
                 dtype=c.communication.dtype,
                 can_hide=c.can_hide,
+                algorithm=c.algorithm,
             )
             for c in priced
             if c.kind != "all_slice"
@@ -178,7 +180,7 @@ def estimate_model(
         ],
         memory=_memory_model(graph, evaluation),
         compute=_compute_models(graph, evaluation),
-        schedule=schedule_entries(graph, evaluation),
+        schedule=schedule_models(evaluation.schedule),
     )
 
 

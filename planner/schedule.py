@@ -1,17 +1,30 @@
-"""A step in program order: kernels, collectives and loops, as plan data."""
+"""A step in program order, as the simulator takes it and as plan data."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from shardwright.planner.evaluation import Evaluation
+from shardwright.cost_models.schedule import Entry, Kernel, Loop, Stage, Transfer, When
+from shardwright.planner.communications import PricedCollective, PricedMove
+from shardwright.planner.fusion import FusionPlan
 from shardwright.planner.graph import OpGraph
-from shardwright.planner.plan_schema import ScheduledLoopModel, ScheduledModel
+from shardwright.planner.plan_schema import ScheduledLoopModel, ScheduledModel, StageModel
 
-Entry = ScheduledModel | ScheduledLoopModel
+Model = ScheduledModel | ScheduledLoopModel
 
-_LOOP_ENTRY, _KERNEL, _COLLECTIVE = 0, 1, 2
+_BEFORE, _LOOP, _KERNEL, _AFTER = range(4)
+_COMPUTE = "compute"
+
+
+@dataclass(frozen=True)
+class Label:
+    """What an entry of the schedule is: see `ScheduledModel`."""
+
+    kind: str
+    op: str
+    source: str
+    axes: tuple[str, ...] = ()
 
 
 @dataclass
@@ -24,65 +37,93 @@ class _Block:
     """
 
     passes: float
-    found: list[tuple[int, int, ScheduledModel | int]] = field(default_factory=list)
+    found: list[tuple[int, int, Kernel | Transfer | int]] = field(default_factory=list)
 
 
-def schedule_entries(graph: OpGraph, evaluation: Evaluation) -> list[Entry]:
-    """The step as the cost models see it, in program order; a loop is one entry.
+def step_entries(
+    graph: OpGraph,
+    fusions: FusionPlan,
+    compute_by_op: Mapping[int, float],
+    collectives: Sequence[PricedCollective],
+    moves: Iterable[PricedMove],
+) -> tuple[Entry, ...]:
+    """The step in program order; kernels of one source line in a row are one.
 
     Seconds are of one pass of the loop that an entry is in, so that all of them times the passes
-    of their loops are the compute and the communication of the evaluation. Exchanges of halos,
-    which have no place of their own there, come last.
+    of their loops are the seconds of the step.
+
+    Args:
+      compute_by_op: the last operation of each kernel -> seconds of all its runs.
     """
     blocks = {-1: _Block(1.0)}
     for loop in graph.loops:  # outer loops come before inner ones
         parent = blocks[loop.parent]
         blocks[loop.id] = _Block(parent.passes * loop.trips)
-        parent.found.append((loop.first_op - 1, _LOOP_ENTRY, loop.id))
-    for op_id, seconds in evaluation.compute_by_op.items():
+        parent.found.append((loop.first_op - 1, _LOOP, loop.id))
+    places = _Places(graph, fusions)
+    for op_id, seconds in compute_by_op.items():
         op = graph.ops[op_id]
         block = blocks[op.loop]
-        kernel = ScheduledModel(
-            kind="compute", op=op.name, source=op.source, seconds=seconds / block.passes
-        )
+        kernel = Kernel(seconds / block.passes, Label(_COMPUTE, op.name, op.source))
         block.found.append((op_id, _KERNEL, kernel))
-    told = 0.0
-    for priced in evaluation.collectives:
+    for priced in collectives:
         c = priced.communication
-        total = priced.seconds * c.trips
-        told += total
-        if priced.kind == "all_slice" or not total:
+        if priced.kind == "all_slice" or not priced.seconds:
             continue
         near, block = graph.ops[c.near], blocks[c.loop]
-        collective = ScheduledModel(
-            kind=priced.kind.replace("_", "-"),
-            op=near.name,
-            source=near.source,
-            axes=[axis.name for axis in c.step.axes],
-            seconds=total / block.passes,
-            hides=priced.can_hide,
-        )
-        block.found.append((c.near, _COLLECTIVE, collective))
-    entries = list(_entries(graph, blocks, -1))
-    halos = evaluation.collective_s - told
-    if halos > 1e-12 * evaluation.collective_s:
-        entries.append(ScheduledModel(kind="halo-exchange", op="", source="", seconds=halos))
-    return entries
+        when: When = "ahead" if priced.can_hide else "stops"
+        place = places.before(c.read_by, c.loop) if priced.can_hide else None
+        axes = tuple(axis.name for axis in c.step.axes)
+        label = Label(priced.kind.replace("_", "-"), near.name, near.source, axes)
+        transfer = Transfer(_part(priced.stages, c.trips / block.passes), when, label)
+        block.found.append((*(place or (places.kernel(c.near), _AFTER)), transfer))
+    for move in moves:
+        op = graph.ops[move.op]
+        block = blocks[op.loop]
+        place = None
+        if move.when == "ahead":
+            readers = [r for value in op.results for r in graph.uses().get(value, ())]
+            place = places.before(readers, op.loop)
+        label = Label(move.kind.replace("_", "-"), op.name, op.source, move.axes)
+        transfer = Transfer(_part(move.stages, op.trips / block.passes), move.when, label)
+        block.found.append((*(place or (places.kernel(op.id), _AFTER)), transfer))
+    return tuple(_entries(graph, blocks, -1))
+
+
+def _part(stages: Sequence[Stage], part: float) -> tuple[Stage, ...]:
+    """Stages of something that a pass does in part (in a branch that is taken at times)."""
+    return tuple(Stage(stage.links, stage.seconds * part) for stage in stages)
+
+
+class _Places:
+    """Where in its block something runs."""
+
+    def __init__(self, graph: OpGraph, fusions: FusionPlan) -> None:
+        self._graph = graph
+        self._fusions = fusions
+
+    def kernel(self, op_id: int) -> int:
+        """The position of the kernel that an operation is in."""
+        number = self._fusions.fusion_of_op.get(op_id)
+        return op_id if number is None else self._fusions.fusions[number].ops[-1]
+
+    def before(self, readers: Iterable[int], loop: int) -> tuple[int, int] | None:
+        """The place before the first of some readers of a block; None where none is in it."""
+        inside = [self.kernel(r) for r in readers if r >= 0 and self._graph.ops[r].loop == loop]
+        return (min(inside), _BEFORE) if inside else None
 
 
 def _entries(graph: OpGraph, blocks: dict[int, _Block], number: int) -> Iterator[Entry]:
-    """A block's entries in order, kernels of one source line in a row together."""
-    last: ScheduledModel | None = None
+    last: Kernel | None = None
     longest = 0.0
     for _, _, what in sorted(blocks[number].found, key=lambda item: item[:2]):
-        if isinstance(what, ScheduledModel) and what.kind == "compute":
+        if isinstance(what, Kernel):
             if not what.seconds:
                 continue
-            if last is not None and last.source == what.source:
-                op = what.op if what.seconds > longest else last.op
+            if last is not None and last.label.source == what.label.source:
+                label = what.label if what.seconds > longest else last.label
                 longest = max(longest, what.seconds)
-                seconds = last.seconds + what.seconds
-                last = last.model_copy(update={"op": op, "seconds": seconds})
+                last = Kernel(last.seconds + what.seconds, label)
                 continue
             if last is not None:
                 yield last
@@ -91,14 +132,54 @@ def _entries(graph: OpGraph, blocks: dict[int, _Block], number: int) -> Iterator
         if last is not None:
             yield last
             last = None
-        if isinstance(what, ScheduledModel):
+        if isinstance(what, Transfer):
             yield what
             continue
-        inner = list(_entries(graph, blocks, what))
+        inner = tuple(_entries(graph, blocks, what))
         if inner:
             loop = graph.loops[what]
-            yield ScheduledLoopModel(
-                entries=inner, trips=loop.trips, source=graph.ops[loop.first_op - 1].source
-            )
+            head = graph.ops[loop.first_op - 1]
+            yield Loop(inner, loop.trips, Label("loop", head.name, head.source))
     if last is not None:
         yield last
+
+
+def schedule_models(entries: Sequence[Entry]) -> list[Model]:
+    """Entries as plan data."""
+    return [_model(entry) for entry in entries]
+
+
+def _model(entry: Entry) -> Model:
+    label: Label = entry.label
+    if isinstance(entry, Loop):
+        return ScheduledLoopModel(
+            entries=schedule_models(entry.entries), trips=entry.passes, source=label.source
+        )
+    told = ScheduledModel(kind=label.kind, op=label.op, source=label.source, seconds=entry.seconds)
+    if isinstance(entry, Kernel):
+        return told
+    return told.model_copy(
+        update={
+            "axes": list(label.axes),
+            "hides": entry.when != "stops",
+            "when": entry.when,
+            "stages": [StageModel(links=list(s.links), seconds=s.seconds) for s in entry.stages],
+        }
+    )
+
+
+def schedule_of_models(models: Sequence[Model]) -> tuple[Entry, ...]:
+    """Plan data as entries; in a plan of an older version, mesh axes stand for links."""
+    return tuple(_entry(model) for model in models)
+
+
+def _entry(model: Model) -> Entry:
+    if isinstance(model, ScheduledLoopModel):
+        label = Label("loop", "", model.source)
+        return Loop(schedule_of_models(model.entries), max(1, round(model.trips)), label)
+    label = Label(model.kind, model.op, model.source, tuple(model.axes))
+    if model.kind == _COMPUTE:
+        return Kernel(model.seconds, label)
+    stages = tuple(Stage(tuple(stage.links), stage.seconds) for stage in model.stages)
+    when: When = "ahead" if model.hides and model.when == "stops" else model.when
+    return Transfer(stages or (Stage(label.axes, model.seconds),), when, label)

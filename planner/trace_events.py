@@ -1,9 +1,8 @@
 """A plan's predicted step as trace events, which Perfetto and chrome://tracing open.
 
-What is shown is the model that step times come from, not the compiler's schedule: kernels run one
-after another in program order; a collective that nothing hides stops them; all-gathers of weights
-run beside the kernels of their loop, drawn from the start of each pass, and stop them only for
-what is left when the pass is over. Every device does the same, so one is drawn.
+What is shown is the schedule that step times come from (`shardwright.cost_models.schedule`), not
+the compiler's: kernels run one after another in program order; collectives that stop them, and
+others that run beside them, on tracks by mesh axes. Every device does the same, so one is drawn.
 
 Source of the format: Trace Event Format, Google, "Complete events" and "Metadata events" (`ph`
 "X" and "M"; `ts` and `dur` in microseconds).
@@ -12,18 +11,18 @@ Source of the format: Trace Event Format, Google, "Complete events" and "Metadat
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
+from shardwright.cost_models.schedule import Entry, Loop, Span, simulate
 from shardwright.errors import InputError
-from shardwright.planner.plan_schema import PlanModel, ScheduledLoopModel, ScheduledModel
+from shardwright.planner.plan_schema import PlanModel
+from shardwright.planner.schedule import Label, schedule_of_models
 
 _PROCESS = 1
 _COMPUTE_TRACK = 1
 _MOST_EVENTS = 200_000
 _MICROSECONDS = 1e6
 
-Entry = ScheduledModel | ScheduledLoopModel
 Event = dict[str, Any]
 
 
@@ -33,13 +32,13 @@ def trace(plan: PlanModel) -> dict[str, Any]:
     Raises:
       InputError: the plan is of an older version that kept no schedule.
     """
-    schedule = plan.estimate.schedule
+    schedule = schedule_of_models(plan.estimate.schedule)
     if not schedule:
         raise InputError(
             "the plan keeps no schedule", where=plan.program.name, do="Plan again and save it"
         )
-    timeline = _Timeline(_MOST_EVENTS / max(1.0, _size(schedule)))
-    timeline.run(schedule)
+    timeline = _Timeline()
+    simulate(schedule, timeline.add, min(1.0, _MOST_EVENTS / _size(schedule)))
     axes = ", ".join(f"{axis}={size}" for axis, size in plan.mesh_axes.items())
     return {
         "displayTimeUnit": "ms",
@@ -54,10 +53,10 @@ def trace(plan: PlanModel) -> dict[str, Any]:
     }
 
 
-def _size(entries: Sequence[Entry]) -> float:
-    """How many events entries make when every pass of every loop is drawn."""
+def _size(entries: Sequence[Entry]) -> int:
+    """About how many events entries make when every pass of every loop is drawn."""
     return sum(
-        1.0 if isinstance(entry, ScheduledModel) else 1.0 + entry.trips * _size(entry.entries)
+        1 + entry.passes * _size(entry.entries) if isinstance(entry, Loop) else 1
         for entry in entries
     )
 
@@ -73,73 +72,27 @@ def _metadata(kind: str, track: int, name: str) -> Event:
     return {"ph": "M", "name": kind, "pid": _PROCESS, "tid": track, "args": {"name": name}}
 
 
-@dataclass
 class _Timeline:
-    """Draws entries one after another.
+    """Spans of a schedule as events.
 
     Attributes:
-      drawn: part of the passes that may be drawn; below 1 where there are very many.
-      now: seconds since the step began.
-      tracks: name of a track of collectives -> its number.
+      events: in the order in which they were told.
+      tracks: name of a track of transfers -> its number.
     """
 
-    drawn: float
-    now: float = 0.0
-    events: list[Event] = field(default_factory=list)
-    tracks: dict[str, int] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.tracks: dict[str, int] = {}
 
-    def run(self, entries: Sequence[Entry]) -> None:
-        """One pass over entries."""
-        gathers = [e for e in entries if isinstance(e, ScheduledModel) and e.hides]
-        ahead = _Gathers(self, gathers)
-        for entry in entries:
-            if isinstance(entry, ScheduledLoopModel):
-                self._loop(entry)
-            elif entry.hides:
-                continue
-            elif entry.kind == "compute":
-                ahead.beside(self.now, entry.seconds)
-                self._kernel(entry)
-            else:
-                self.collective(entry, self.now, entry.seconds, exposed=True)
-                self.now += entry.seconds
-        for entry, seconds in ahead.left():
-            self.collective(entry, self.now, seconds, exposed=True)
-            self.now += seconds
-
-    def _loop(self, loop: ScheduledLoopModel) -> None:
-        passes = loop.trips
-        whole = int(passes) if passes == int(passes) else 1
-        if self.drawn < 1.0:
-            whole = max(1, int(whole * self.drawn))
-        began = self.now
-        for _ in range(whole):
-            self.run(loop.entries)
-        if whole < passes:  # the rest of the passes take as long as the drawn ones
-            each = (self.now - began) / whole
-            rest = (passes - whole) * each
-            self._add(
-                _COMPUTE_TRACK, f"{passes - whole:g} more passes", self.now, rest, loop.source
-            )
-            self.now += rest
-
-    def _kernel(self, entry: ScheduledModel) -> None:
-        name = entry.op.removeprefix("stablehlo.")
-        self._add(_COMPUTE_TRACK, name, self.now, entry.seconds, entry.source)
-        self.now += entry.seconds
-
-    def collective(
-        self, entry: ScheduledModel, at: float, seconds: float, *, exposed: bool
-    ) -> None:
-        """Draws a collective, or a part of one, on the track of its axes."""
-        axes = "+".join(entry.axes) or "halos"
-        name = f"collectives over {axes}" if exposed else f"gathers ahead over {axes}"
-        track = self.tracks.setdefault(name, _COMPUTE_TRACK + 1 + len(self.tracks))
-        self._add(track, entry.kind, at, seconds, entry.source, exposed=exposed)
-
-    def _add(
-        self, track: int, name: str, at: float, seconds: float, source: str, **more: Any
-    ) -> None:
+    def add(self, span: Span) -> None:
+        """Draws a span; what two transfers do at the same time is on different tracks."""
+        label: Label = span.label
+        track, name, told = _COMPUTE_TRACK, label.op.removeprefix("stablehlo."), {}
+        if label.kind == "loop":
+            name = "more passes"
+        elif span.exposed is not None:
+            track, name = self._track(label, span.exposed), label.kind
+            told = {"exposed": span.exposed}
         self.events.append(
             {
                 "ph": "X",
@@ -147,33 +100,16 @@ class _Timeline:
                 "cat": "compute" if track == _COMPUTE_TRACK else "communication",
                 "pid": _PROCESS,
                 "tid": track,
-                "ts": at * _MICROSECONDS,
-                "dur": seconds * _MICROSECONDS,
-                "args": {"source": source, **more},
+                "ts": span.start_s * _MICROSECONDS,
+                "dur": span.seconds * _MICROSECONDS,
+                "args": {"source": label.source, **told},
             }
         )
 
-
-class _Gathers:
-    """All-gathers of one pass, drawn beside its kernels for as long as these last."""
-
-    def __init__(self, timeline: _Timeline, gathers: Sequence[ScheduledModel]) -> None:
-        self._timeline = timeline
-        self._waiting = [(entry, entry.seconds) for entry in gathers]
-
-    def beside(self, at: float, seconds: float) -> None:
-        """Draws what runs while a kernel runs."""
-        while self._waiting and seconds > 0:
-            entry, needed = self._waiting[0]
-            part = min(needed, seconds)
-            self._timeline.collective(entry, at, part, exposed=False)
-            at += part
-            seconds -= part
-            if part < needed:
-                self._waiting[0] = (entry, needed - part)
-            else:
-                self._waiting.pop(0)
-
-    def left(self) -> list[tuple[ScheduledModel, float]]:
-        """What no kernel hid, with its seconds."""
-        return list(self._waiting)
+    def _track(self, label: Label, exposed: bool) -> int:
+        if label.axes:
+            over = "+".join(label.axes)
+            name = f"collectives over {over}" if exposed else f"hidden, over {over}"
+        else:
+            name = label.kind if exposed else f"hidden {label.kind}"
+        return self.tracks.setdefault(name, _COMPUTE_TRACK + 1 + len(self.tracks))

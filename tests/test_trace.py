@@ -170,7 +170,8 @@ def with_schedule(plan, *entries):
 
 
 def test_a_gather_longer_than_its_compute_stops_it_for_the_rest(plan):
-    # Two passes, each 3 s of compute beside a gather of 5 s: 3 hidden, 2 exposed, 10 in all.
+    # Two passes of 3 s of compute, each after a gather of 5 s. Nothing hides the first; the second
+    # begins when the first ends, runs beside the compute for 3 s and stops it for the other 2.
     loop = ScheduledLoopModel(
         entries=[scheduled("all-gather", 5.0, hides=True), scheduled("compute", 3.0)],
         trips=2,
@@ -179,12 +180,11 @@ def test_a_gather_longer_than_its_compute_stops_it_for_the_rest(plan):
     events = complete(trace(with_schedule(plan, loop)))
     spans = [(e["name"], e["ts"] / MICRO, e["dur"] / MICRO) for e in events]
     assert spans == [
-        ("all-gather", 0.0, 3.0),
-        ("dot_general", 0.0, 3.0),
-        ("all-gather", 3.0, 2.0),
-        ("all-gather", 5.0, 3.0),
+        ("all-gather", 0.0, 5.0),
         ("dot_general", 5.0, 3.0),
+        ("all-gather", 5.0, 3.0),
         ("all-gather", 8.0, 2.0),
+        ("dot_general", 10.0, 3.0),
     ]
 
 
@@ -192,7 +192,7 @@ def test_very_many_passes_are_drawn_in_part_and_keep_their_time(plan):
     loop = ScheduledLoopModel(entries=[scheduled("compute", 1e-6)], trips=10**7, source="a.py:1")
     events = complete(trace(with_schedule(plan, loop)))
     assert len(events) < 300_000
-    assert events[-1]["name"].endswith("more passes")
+    assert any(event["name"] == "more passes" for event in events)
     assert events[-1]["ts"] + events[-1]["dur"] == pytest.approx(10.0 * MICRO, rel=1e-6)
 
 
