@@ -87,12 +87,12 @@ def module_collectives(module: HloModule) -> tuple[CompiledCollective, ...]:
     starts = _async_computations(module)
     for name, lines in module.computations.items():
         for line in lines:
-            kind = line.opcode.removesuffix("-start")
-            if kind not in _KINDS or not counts.get(name):
+            if not is_collective(line) or not counts.get(name):
                 continue
+            kind = line.opcode.removesuffix("-start")
             channel = _CHANNEL.search(line.text)
             key = (kind, channel[1] if channel else f"{name}:{line.name}")
-            found = _collective(module, name, line, counts[name])
+            found = read_collective(module, name, line, counts[name])
             if name in starts:
                 found = replace(found, asynchronous=True)
             known = by_channel.get(key, found)
@@ -108,6 +108,11 @@ def module_collectives(module: HloModule) -> tuple[CompiledCollective, ...]:
     return tuple(by_channel.values())
 
 
+def is_collective(line: Instruction) -> bool:
+    """Whether an instruction is a collective, or the start of one."""
+    return line.opcode.removesuffix("-start") in _KINDS
+
+
 def _async_computations(module: HloModule) -> set[str]:
     """Computations of the fusions that start asynchronous collectives."""
     return {
@@ -119,9 +124,10 @@ def _async_computations(module: HloModule) -> set[str]:
     }
 
 
-def _collective(
+def read_collective(
     module: HloModule, computation: str, line: Instruction, count: float
 ) -> CompiledCollective:
+    """A collective of a computation that runs `count` times in one execution."""
     started = line.opcode.endswith("-start")
     kind = _KINDS[line.opcode.removesuffix("-start")]
     sizes = [_array_bytes(array) for array in line.arrays]

@@ -6,30 +6,32 @@ predicts is put beside what was compiled: collectives, memory and time; on CPU a
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
-import os
 import re
-import signal
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jaxlib
 import numpy as np
 
-from shardwright.errors import InputError, ShardwrightError
+from shardwright.errors import InputError
 from shardwright.hardware_profiles.chip import parse_chip
-from shardwright.hardware_profiles.slices import Slice, parse_slice
+from shardwright.hardware_profiles.slices import parse_slice
 from shardwright.planner.annotated import annotated_stablehlo
 from shardwright.planner.compiled import CompiledCollective, module_collectives
 from shardwright.planner.compiled_memory import compiled_peak
+from shardwright.planner.compiling import (
+    Compiler,
+    bytes_used,
+    check_libtpu,
+    run_compiler,
+    tpu_job,
+)
 from shardwright.planner.hlo import HloModule, parse_hlo
 from shardwright.planner.kernel_lowering import place_kernels
 from shardwright.planner.plan import Plan, abstract
@@ -46,12 +48,7 @@ from shardwright.planner.verification_report import (
     shown_buffers,
 )
 
-Compiler = Literal["tpu", "cpu"]
-
 _MOST_CPU_BYTES = 2e9
-_OUT_OF_MEMORY = re.compile(r"Used ([\d.]+)([KMG]) of ([\d.]+)([KMG]) hbm", re.IGNORECASE)
-_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
-_SHOWN_ERROR = 500
 
 
 def verify(
@@ -83,7 +80,7 @@ def verify(
     program = _planned_program(plan, fn, args)
     on = parse_slice(plan.data.topology, parse_chip(plan.data.chip))
     if compiler == "tpu":
-        _check_libtpu()
+        check_libtpu("verify")
     elif compiler != "cpu":
         raise InputError(
             f"there is no compiler {compiler!r}", where="verify", do='Use "tpu" or "cpu"'
@@ -94,9 +91,9 @@ def verify(
         (folder / "annotated.mlir").write_text(
             annotated_stablehlo(program, plan, compiler, keep_unknown=False)
         )
-        job = _tpu_job(plan, on) if compiler == "tpu" else _cpu_job(plan, program, args, folder)
+        job = tpu_job(plan, on) if compiler == "tpu" else _cpu_job(plan, program, args, folder)
         (folder / "job.json").write_text(json.dumps(job))
-        failure = _run(folder, compiler, on.devices, time_limit_s)
+        failure = run_compiler(folder, compiler, on.devices, time_limit_s)
         if failure is not None:
             return _without_program(plan, compiler, failure)
         result = json.loads((folder / "result.json").read_text())
@@ -227,31 +224,7 @@ def _planned_program(plan: Plan, fn: Callable[..., Any] | Program, args: Sequenc
     return program
 
 
-# -- the process that compiles ---------------------------------------------------------------------
-
-
-def _check_libtpu() -> None:
-    if importlib.util.find_spec("libtpu") is None:
-        raise InputError(
-            "libtpu, the TPU compiler, is not installed",
-            where="verify",
-            do="Install it with pip install 'shardwright[tpu]' (no TPU is needed), or use "
-            'compiler="cpu"',
-        )
-
-
-def _tpu_job(plan: Plan, on: Slice) -> dict[str, Any]:
-    shape = "x".join(map(str, on.shape))
-    return {
-        "compiler": "tpu",
-        "topology": f"{on.chip.name}:{shape}",
-        "slices": on.count,
-        # v4 chips show as one device each only where asked for.
-        "megacore": on.chip.name == "v4",
-        "mesh": plan.data.mesh,
-        "chip": plan.data.chip,
-        "compiler_options": plan.compiler_options,
-    }
+# -- what the child is given -----------------------------------------------------------------------
 
 
 def _cpu_job(plan: Plan, program: Program, args: Sequence[Any], folder: Path) -> dict[str, Any]:
@@ -324,64 +297,8 @@ def _numpy_name(dtype: str) -> str:
     return kinds[match[1]] + match[2]
 
 
-def _run(folder: Path, compiler: Compiler, devices: int, time_limit_s: float) -> str | None:
-    """Runs the child; what the compiler said of memory where it does not fit, None where done."""
-    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
-    if compiler == "tpu":
-        environment |= {
-            "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-            "TPU_SKIP_MDS_QUERY": "1",
-            "TPU_WORKER_HOSTNAMES": "localhost",
-        }
-        environment.pop("XLA_FLAGS", None)
-    else:
-        environment["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={devices}"
-    command = [sys.executable, "-m", "shardwright.planner.compile_child", str(folder)]
-    try:
-        child = subprocess.run(
-            command,
-            env=environment,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=time_limit_s,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise ShardwrightError(
-            f"the compiler was not done after {time_limit_s:.0f} s",
-            where="verify",
-            do="Give it more time (time_limit_s=), or verify fewer layers",
-        ) from None
-    if child.returncode == 0:
-        return None
-    said = _last_error(child.stderr)
-    if _OUT_OF_MEMORY.search(child.stderr) or "RESOURCE_EXHAUSTED" in said:
-        match = _OUT_OF_MEMORY.search(child.stderr)
-        return match[0] if match else said
-    ended = f"exit code {child.returncode}"
-    if child.returncode < 0:
-        ended = signal.Signals(-child.returncode).name
-    raise ShardwrightError(
-        f"the {compiler} compiler failed ({ended}): {said}",
-        where="verify",
-        do="Look at the program's operations that it names; with keep= the annotated module stays",
-    )
-
-
-def _last_error(text: str) -> str:
-    """The line of a process's stderr that says most of why it ended."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    telling = [
-        line for line in lines if re.search(r"Error\b|Check failed|INTERNAL|EXHAUSTED", line)
-    ]
-    return (telling or lines or ["nothing was said"])[-1][:_SHOWN_ERROR]
-
-
 def _without_program(plan: Plan, compiler: Compiler, said: str) -> Verification:
     """What is known where the compiler found no room for the program."""
-    match = _OUT_OF_MEMORY.search(said)
-    used = float(match[1]) * _UNITS[match[2].upper()] if match else math.nan
     return Verification(
         **_about(plan, compiler),
         compile_seconds=0.0,
@@ -392,7 +309,7 @@ def _without_program(plan: Plan, compiler: Compiler, said: str) -> Verification:
         memory=MemoryComparison(
             predicted_peak=plan.estimate.peak_memory_bytes,
             compiled_peak=None,
-            compiled_used=used,
+            compiled_used=bytes_used(said),
             arguments=0.0,
             temporaries=0.0,
             outputs=0.0,

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 import shardwright as sw
 from shardwright.cli import main
-from shardwright.planner import verification
+from shardwright.planner import compiling
 
 MESH = {"x": 4, "y": 2}
 
@@ -94,7 +94,7 @@ def test_unknown_compiler_is_refused(data_parallel: sw.Plan) -> None:
 
 
 def test_missing_libtpu_is_told(data_parallel: sw.Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verification.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(compiling.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(sw.InputError, match=r"pip install 'shardwright\[tpu\]'"):
         sw.verify(data_parallel, step, *ARGUMENTS)
 
