@@ -165,7 +165,7 @@ def _subject(label: str, variant: Variant, asked: PlanRequest, on: Slice) -> _Su
     form = Form(
         label,
         prepared,
-        _meshes(on, mesh),
+        meshes_on(on, mesh),
         lambda m: fixed_strategies(program, prepared.nodes, pins, m),
         variant.tokens_per_step or 1.0,
     )
@@ -225,7 +225,8 @@ def _program(
     return in_mesh(mesh, lambda: Program.trace(fn, *args, donate_argnums=donate_argnums))
 
 
-def _meshes(on: Slice, shape: Mapping[str, int] | None) -> tuple[LogicalMesh, ...]:
+def meshes_on(on: Slice, shape: Mapping[str, int] | None) -> tuple[LogicalMesh, ...]:
+    """The meshes to try on a slice, in order; those of a shape where one is given."""
     if shape is not None:
         return meshes_for_shape(on, shape)
     # Whole dimensions of the torus come first, and three axes, which take many times as long to

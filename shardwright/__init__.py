@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from shardwright.models.flash_attention import flash_attention
     from shardwright.models.pipeline import pipeline
     from shardwright.planner.comparison import compare
+    from shardwright.planner.explore import explore
     from shardwright.planner.hand_made import evaluate
     from shardwright.planner.kernel_ops import register_op
     from shardwright.planner.kernels import kernel
@@ -41,6 +42,7 @@ _HOMES = {
     "Plan": "shardwright.planner.plan",
     "Program": "shardwright.planner.program",
     "evaluate": "shardwright.planner.hand_made",
+    "explore": "shardwright.planner.explore",
     "flash_attention": "shardwright.models.flash_attention",
     "Line": "shardwright.cost_models.torus",
     "kernel": "shardwright.planner.kernels",
@@ -68,6 +70,7 @@ __all__ = [
     "__version__",
     "compare",
     "evaluate",
+    "explore",
     "flash_attention",
     "kernel",
     "pipeline",
