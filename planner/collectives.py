@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal, cast
 
 from shardwright.cost_models.collectives import compiled_collective
@@ -48,6 +49,7 @@ class Step:
     divisor: float
 
 
+@lru_cache(maxsize=1 << 14)
 def parse_axes(text: str) -> tuple[AxisRef, ...]:
     """The axes named in a piece of Shardy's syntax, sub-axes as ("x", pre_size, size)."""
     return tuple(

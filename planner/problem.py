@@ -350,7 +350,7 @@ class _Pricer:
 
     def _transfers(self, exposed: list[FloatArray]) -> list[Transfer]:
         """What runs between nodes; what runs within one is added to its exposed seconds."""
-        self._costs.ask(self._changes())
+        self._costs.ask(self._changes(), (reshard.nbytes for reshard in self._skeleton.reshards))
         found = []
         sums = _Sums(self._rows)
         tables: dict[tuple[int, int, int, bool], _Priced] = {}

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,12 +37,22 @@ class ReshardCosts:
         self._sizes = tuple(mesh.shape.values())
         self._changes: Changes = changes(self._sizes)
         self._steps: list[Step] = []
-        self._seconds: dict[float, tuple[FloatArray, FloatArray]] = {}
+        self._by_step: dict[float, FloatArray] = {}
+        self._seconds: dict[float, FloatArray] = {}
+        self._reduction_s: dict[tuple[Collective, float, tuple[AxisRef, ...]], float] = {}
         self._reduced: dict[tuple[object, ...], FloatArray] = {}
 
-    def ask(self, wanted: Iterable[tuple[Dims, IntArray, IntArray]]) -> None:
-        """Prepares for changes of tensors from each of some sharding codes to each of others."""
+    def ask(
+        self, wanted: Iterable[tuple[Dims, IntArray, IntArray]], tensors: Iterable[float] = ()
+    ) -> None:
+        """Prepares for changes of tensors from each of some sharding codes to each of others.
+
+        Args:
+          wanted: shapes, and sharding codes before and after.
+          tensors: bytes of the tensors, where they are known already.
+        """
         self._changes.ask(wanted)
+        self._step_seconds(dict.fromkeys(tensors))
 
     def seconds(
         self, shape: Dims, nbytes: float, before: IntArray, after: IntArray
@@ -60,7 +69,7 @@ class ReshardCosts:
           asynchronously, and of all the rest.
         """
         numbers = self._changes.numbers(shape, before, after)
-        gathers, rest = self._answer_seconds(nbytes)
+        gathers, rest = self._answer_seconds(nbytes, numbers)
         return gathers[numbers], rest[numbers]
 
     def partial_seconds(
@@ -86,9 +95,15 @@ class ReshardCosts:
             digits = sharding_digits(len(self._sizes), len(shape))
             shards = np.where(digits >= 0, self._sizes, 1).prod(axis=1)
             sizes, inverse = np.unique(nbytes / shards, return_inverse=True)
-            seconds = [compiled_collective(kind, n, axes, self.mesh)[1] for n in sizes]
+            seconds = [self._reduction(kind, size, axes) for size in sizes.tolist()]
             self._reduced[key] = np.array(seconds)[inverse]
         return self._reduced[key]
+
+    def _reduction(self, kind: Collective, nbytes: float, axes: tuple[AxisRef, ...]) -> float:
+        key = (kind, nbytes, axes)
+        if key not in self._reduction_s:
+            self._reduction_s[key] = compiled_collective(kind, nbytes, axes, self.mesh)[1]
+        return self._reduction_s[key]
 
     def steps_between(self, shape: Dims, before: int, after: int) -> tuple[Step, ...]:
         """The collectives that change one sharding code of a tensor to another."""
@@ -97,38 +112,63 @@ class ReshardCosts:
         self._name_steps()
         return tuple(self._steps[i] for i in ids if i >= 0)
 
-    def _answer_seconds(self, nbytes: float) -> tuple[FloatArray, FloatArray]:
-        """Seconds of every known answer, asynchronous gathers and the rest apart."""
-        rows = self._changes.step_rows()
-        known = self._seconds.get(nbytes)
-        if known is None or len(known[0]) != len(rows):
-            gathers, rest = self._step_seconds(nbytes)
-            known = gathers[rows].sum(axis=1), rest[rows].sum(axis=1)
-            self._seconds[nbytes] = known
-        return known
+    def _answer_seconds(self, nbytes: float, numbers: IntArray) -> tuple[FloatArray, FloatArray]:
+        """Seconds of the answers in `numbers`, asynchronous gathers and the rest apart.
 
-    def _step_seconds(self, nbytes: float) -> tuple[FloatArray, FloatArray]:
-        """Seconds of every known step; each array ends with a 0 that stands for no step."""
+        Each by the number of the answer; NaN for answers that were not asked for yet.
+        """
+        rows = self._changes.step_rows()
+        known = self._seconds.get(nbytes, np.zeros((2, 0)))
+        if known.shape[1] < len(rows):
+            unknown = np.full((2, len(rows) - known.shape[1]), np.nan)
+            known = self._seconds[nbytes] = np.concatenate([known, unknown], axis=1)
+        wanted = np.zeros(len(rows), dtype=bool)
+        wanted[numbers] = True
+        new = np.flatnonzero(wanted & np.isnan(known[0]))
+        if len(new):
+            by_step = self._step_seconds([nbytes])[nbytes]
+            known[:, new] = 0.0
+            for column in rows[new].T:
+                known[:, new] += by_step[:, column]
+        gathers, rest = known
+        return gathers, rest
+
+    def _step_seconds(self, tensors: Iterable[float]) -> dict[float, FloatArray]:
+        """Seconds of every known step for tensors of some bytes; gathers, and the rest.
+
+        Each array ends with a 0 that stands for no step. All tensors at once take little longer
+        than one.
+        """
         self._name_steps()
-        gathers, rest = np.zeros((2, len(self._steps) + 1))
+        count = len(self._steps) + 1
+        new = [n for n in tensors if n not in self._by_step or self._by_step[n].shape[1] < count]
+        if not new:
+            return self._by_step
+        gathers, rest = np.zeros((2, len(new), count))
         alike: dict[tuple[Collective, tuple[AxisRef, ...]], list[int]] = {}
         for i, step in enumerate(self._steps):
             if step.kind != "all_slice":
                 alike.setdefault((step.kind, step.axes), []).append(i)
         divisors = np.array([step.divisor for step in self._steps])
-        devices = self.mesh.slice.devices
         for (kind, axes), ids in alike.items():
-            sizes = nbytes / divisors[ids]
-            if prod(segment.size for segment in self.mesh.segments(axes)) < devices:
-                # Over part of the mesh the compiler keeps the kind.
-                seconds = collective_seconds(kind, sizes, axes, self.mesh)
-                (gathers if kind == "all_gather" else rest)[ids] = seconds
-                continue
-            for i, size in zip(ids, sizes.tolist(), strict=True):
-                made = lowered_collective(kind, size, axes, self.mesh)
-                seconds_of_one = collective_seconds(made, size, axes, self.mesh)
-                (gathers if made == "all_gather" else rest)[i] = seconds_of_one
-        return gathers, rest
+            sizes = np.array(new)[:, None] / divisors[ids]
+            for made, where in self._lowered(kind, axes, sizes):
+                seconds = collective_seconds(made, sizes, axes, self.mesh)
+                into = gathers if made == "all_gather" else rest
+                into[:, ids] = np.where(where, seconds, into[:, ids])
+        self._by_step.update(zip(new, np.stack([gathers, rest], axis=1), strict=True))
+        return self._by_step
+
+    def _lowered(
+        self, kind: Collective, axes: tuple[AxisRef, ...], sizes: FloatArray
+    ) -> list[tuple[Collective, NDArray[np.bool_]]]:
+        """What the compiler makes of a collective, and for which of some sizes it does."""
+        small = lowered_collective(kind, 0.0, axes, self.mesh)
+        if small == lowered_collective(kind, np.inf, axes, self.mesh):
+            return [(small, np.ones(sizes.shape, dtype=bool))]
+        made = [lowered_collective(kind, n, axes, self.mesh) for n in sizes.ravel().tolist()]
+        as_is = np.array([m == kind for m in made]).reshape(sizes.shape)
+        return [(kind, as_is), (small, ~as_is)]
 
     def _name_steps(self) -> None:
         """Gives the steps that became known the names of this mesh's axes."""

@@ -322,7 +322,7 @@ class _Search:
             self._note(Considered(mesh, f"{_NOT_TRIED}: out of time"))
             return
         self._report("search", mesh.describe())
-        cutoff = self._worth_less_than()
+        cutoff = self._worth_less_than(by_program=True)
         problem = self._prepared.problem(mesh, self._fixed_on(mesh))
         seconds = self._first_seconds if first else max(self._deadline - began, _LEAST_SECONDS)
         outcome: Candidate | Estimate | Misfit | RuledOut
@@ -366,16 +366,24 @@ class _Search:
             self._note(Considered(mesh, "planned", evaluation.step_s, evaluation.peak.bytes))
             self._good.note(mesh, evaluation.step_s)
             self._found.append(outcome)
-            if evaluation.step_s < cutoff:
+            if evaluation.step_s < self._worth_less_than():
                 self._best = outcome
             else:
                 self._bounds.append(outcome.bound_s)
 
-    def _worth_less_than(self) -> float:
-        """The step time that a mesh must beat; meshes come simplest first."""
+    def _worth_less_than(self, *, by_program: bool = False) -> float:
+        """The step time that a mesh must beat; meshes come simplest first.
+
+        Args:
+          by_program: what the integer program must beat, where it knows the best plan as faster
+            than the evaluation does: bounds are compared with what they bound.
+        """
         steps = [estimate.step_s for estimate in self._estimates]
-        if self._best is not None:
-            steps.append(self._best.evaluation.step_s)
+        best = self._best
+        if best is not None:
+            steps.append(best.evaluation.step_s)
+            if by_program:
+                steps.append(best.problem.step_seconds(best.solution.choices))
         return min(min(steps, default=math.inf) * (1 - _WORTH_A_MESH), self._cutoff)
 
     def _evaluate_estimates(self) -> None:

@@ -40,8 +40,18 @@ class Dual:
       worst_points: how often each time point was the most over the limit.
     """
 
-    def __init__(self, arrays: Arrays, prices: FloatArray | None = None) -> None:
+    def __init__(
+        self, arrays: Arrays, prices: FloatArray | None = None, enough: float = np.inf
+    ) -> None:
+        """Passes messages at some prices, or none, until they settle.
+
+        Args:
+          arrays: the problem.
+          prices: cost per byte at each time point.
+          enough: a bound at which to stop, now and in `ascend`.
+        """
         self.arrays = arrays
+        self._enough = enough
         self.bound = -np.inf
         self.prices = np.zeros(len(arrays.slack)) if prices is None else prices.copy()
         self.best: Rounding | None = None
@@ -58,13 +68,19 @@ class Dual:
         self._choice = np.zeros(len(arrays.nodes), dtype=np.int64)
         self._usage = np.zeros(len(arrays.slack) + 1)
         price_memory(arrays, self.prices, self._priced)
+        paid = float(self.prices @ arrays.slack)
         for _ in range(_SETTLING_SWEEPS):
-            self._sweep()
+            value = max(self._sweep()) - paid
+            if value >= enough:
+                self.bound = value
+                break
 
     def ascend(self, iterations: int, upper: float = np.inf) -> None:
         """Improve the bound; `upper`, the cost of a known solution, sets the step length."""
         self.best = None
         for _ in range(iterations):
+            if self.bound >= self._enough:
+                return
             value = max(self._sweep()) - float(self._trial @ self.arrays.slack)
             self._consider_rounding()
             if not len(self.prices):

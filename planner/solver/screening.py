@@ -41,12 +41,13 @@ def screen(
     if network.entries() > _MOST_ENTRIES:
         return -math.inf
     arrays = to_arrays(network)
-    dual = Dual(arrays)
+    enough = cutoff - network.constant
+    dual = Dual(arrays, enough=enough)
     bound = -math.inf
     for attempt in range(_ATTEMPTS):
         dual.ascend(_ITERATIONS, incumbent.cost - network.constant)
         bound = max(bound, dual.bound + network.constant)
-        if bound >= cutoff:
+        if dual.bound >= enough:
             return bound
         assert dual.best is not None
         starts = [dual.best.choice, None if attempt else _known(network, arrays, incumbent)]
