@@ -251,6 +251,21 @@ class VariantModel(_Model):
     options: dict[str, Any] = Field(default={}, description="what makes this form")
 
 
+class RefinedModel(_Model):
+    """One of the plans that were compiled, to choose by the compiled program."""
+
+    variant: str | None = None
+    layout: str = Field(description="of its mesh on the slice")
+    predicted_step_s: float
+    compiled_step_s: float | None = Field(
+        None, description="by the compiler's schedule; None where there is no program"
+    )
+    compiled_compute_s: float | None = None
+    compiled_exposed_s: float | None = None
+    compiled_peak_bytes: float | None = None
+    problem: str = Field("", description="why there is no program")
+
+
 class VersionsModel(_Model):
     """What made the plan."""
 
@@ -282,6 +297,9 @@ class PlanModel(_Model):
     mesh_axes: dict[str, int]
     variant: str | None = Field(None, description="the form that was chosen, of several")
     variants: list[VariantModel] = Field(default=[], description="every form, in the order given")
+    refined: list[RefinedModel] = Field(
+        default=[], description="plans that were compiled, the best by prediction first"
+    )
     constraints: list[ConstraintModel]
     estimate: EstimateModel
     solver: SolverModel

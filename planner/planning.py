@@ -14,6 +14,7 @@ from shardwright.hardware_profiles.chip import ChipProfile
 from shardwright.hardware_profiles.mesh import LogicalMesh, enumerate_meshes, meshes_for_shape
 from shardwright.hardware_profiles.slices import Slice, parse_slice
 from shardwright.planner.collectives import DimAxes
+from shardwright.planner.compiling import check_libtpu
 from shardwright.planner.fixed import fixed_strategies
 from shardwright.planner.given import check_mesh
 from shardwright.planner.pins import specs_by_path
@@ -22,18 +23,23 @@ from shardwright.planner.plan_data import spec_of
 from shardwright.planner.plan_making import make_plan
 from shardwright.planner.plan_schema import OptionsModel, VariantModel
 from shardwright.planner.program import Program
+from shardwright.planner.refine import Entrant
+from shardwright.planner.refine import refine as refine_plans
 from shardwright.planner.requests import PlanRequest, checked
-from shardwright.planner.search import Progress, SearchResult, prepare, search_meshes
+from shardwright.planner.search import Progress, SearchResult, prepare, search_below, search_meshes
 from shardwright.planner.tracing import in_mesh
 from shardwright.planner.variants import (
     Form,
     Variant,
     Variants,
     checked_variants,
+    choose,
     search_variants,
 )
 
 _MOST_AXES = 3
+_WORTH_COMPILING = 0.25
+"""Plans that are slower than the best by more than this part are not compiled to refine."""
 
 
 def plan(
@@ -51,6 +57,7 @@ def plan(
     chip: ChipProfile | None = None,
     name: str | None = None,
     tokens_per_step: float | None = None,
+    refine: int = 0,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> Plan:
     """Plans the sharding of a function on a TPU slice.
@@ -75,10 +82,13 @@ def plan(
       chip: a profile to use instead of the bundled one of the topology's generation.
       name: what people call the program; the name of the function where None.
       tokens_per_step: over all devices, for tokens/s in reports.
+      refine: so many of the best plans are compiled with the TPU compiler, and the best of them
+        by the compiled program is taken: a minute or more each. Needs the extra `tpu`.
       on_progress: called with a `Progress` at every stage.
 
     Raises:
-      InputError: the slice, the function, the mesh or a pin is wrong.
+      InputError: the slice, the function, the mesh or a pin is wrong, or there is no compiler to
+        refine with.
       DoesNotFitError: no plan keeps within the memory.
     """
     asked = checked(
@@ -95,8 +105,11 @@ def plan(
         chip=chip,
         name=name,
         tokens_per_step=tokens_per_step,
+        refine=refine,
         on_progress=on_progress,
     )
+    if asked.refine:
+        check_libtpu("refine")
     report = on_progress or (lambda progress: None)
     on = parse_slice(topology, chip)
     subjects = []
@@ -105,27 +118,33 @@ def plan(
         subjects.append(_subject(label, variant, asked, on))
     report(Progress("graph"))
     started = time.monotonic()
-    chosen, found, outcomes = _search(subjects, asked, on, report)
+    ranked, outcomes = _search(subjects, asked, on, report)
+
+    def made(subject: _Subject, found: SearchResult) -> Plan:
+        return make_plan(
+            subject.form.prepared,
+            found,
+            OptionsModel(
+                topology=topology,
+                mesh=subject.mesh,
+                pinned={path: spec_of(sharding) for path, sharding in subject.pins.items()},
+                memory_fraction=memory_fraction,
+                time_limit_s=time_limit_s,
+                seed=asked.seed,
+            ),
+            subject.variant.model_flops or model_flops,
+            time.monotonic() - started,
+            name=name,
+            tokens_per_step=subject.variant.tokens_per_step or tokens_per_step,
+            variant=subject.form.name or None,
+            variants=choose(outcomes, subject.form.name),
+        )
+
+    if asked.refine:
+        ranked[0] = _with_others(*ranked[0], asked, on, report)
+        return _refined(ranked, asked.refine, made, report)
     report(Progress("plan"))
-    options = OptionsModel(
-        topology=topology,
-        mesh=chosen.mesh,
-        pinned={path: spec_of(sharding) for path, sharding in chosen.pins.items()},
-        memory_fraction=memory_fraction,
-        time_limit_s=time_limit_s,
-        seed=asked.seed,
-    )
-    return make_plan(
-        chosen.form.prepared,
-        found,
-        options,
-        chosen.variant.model_flops or model_flops,
-        time.monotonic() - started,
-        name=name,
-        tokens_per_step=chosen.variant.tokens_per_step or tokens_per_step,
-        variant=chosen.form.name or None,
-        variants=outcomes,
-    )
+    return made(*ranked[0])
 
 
 @dataclass(frozen=True)
@@ -136,6 +155,9 @@ class _Subject:
     form: Form
     mesh: Mapping[str, int] | None
     pins: Mapping[str, DimAxes] = field(repr=False)
+
+
+_Ranked = tuple[_Subject, SearchResult]
 
 
 def _given(
@@ -177,7 +199,8 @@ def _search(
     asked: PlanRequest,
     on: Slice,
     report: Callable[[Progress], None],
-) -> tuple[_Subject, SearchResult, tuple[VariantModel, ...]]:
+) -> tuple[list[_Ranked], tuple[VariantModel, ...]]:
+    """What was found of each program that was planned, the best first; what became of variants."""
     limit = on.chip.device_hbm_bytes * asked.memory_fraction
     if len(subjects) == 1:
         form = subjects[0].form
@@ -190,12 +213,11 @@ def _search(
             seed=asked.seed,
             on_progress=report,
         )
-        return subjects[0], found, ()
-    forms = [subject.form for subject in subjects]
+        return [(subjects[0], found)], ()
     if not all(subject.variant.tokens_per_step for subject in subjects):
-        forms = [replace(form, tokens=1.0) for form in forms]
+        subjects = [replace(one, form=replace(one.form, tokens=1.0)) for one in subjects]
     chosen = search_variants(
-        forms,
+        [subject.form for subject in subjects],
         limit,
         time_limit_s=asked.time_limit_s,
         seed=asked.seed,
@@ -211,7 +233,68 @@ def _search(
         )
         for one in chosen.outcomes
     )
-    return by_name[chosen.name], chosen.found, outcomes
+    ranked = [(chosen.name, chosen.found), *chosen.others]
+    return [(by_name[name], found) for name, found in ranked], outcomes
+
+
+def _with_others(
+    subject: _Subject,
+    found: SearchResult,
+    asked: PlanRequest,
+    on: Slice,
+    report: Callable[[Progress], None],
+) -> _Ranked:
+    """What was found, with plans on more meshes that are not much slower, enough to refine."""
+    others = list(found.others)
+    have = {one.problem.mesh for one in (found.best, *others)}
+    cutoff = found.best.evaluation.step_s * (1 + _WORTH_COMPILING)
+    deadline = time.monotonic() + asked.time_limit_s
+    for mesh in subject.form.meshes:
+        if len(others) + 1 >= asked.refine or time.monotonic() > deadline:
+            break
+        if mesh in have:
+            continue
+        more = search_below(
+            cutoff,
+            subject.form.prepared,
+            [mesh],
+            on.chip.device_hbm_bytes * asked.memory_fraction,
+            fixed_on=subject.form.fixed_on,
+            time_limit_s=asked.time_limit_s,
+            seed=asked.seed,
+            on_progress=report,
+            first_mesh_s=asked.time_limit_s,
+        )
+        if isinstance(more, SearchResult):
+            others.append(more.best)
+    return subject, replace(found, others=tuple(others))
+
+
+def _refined(
+    ranked: Sequence[_Ranked],
+    count: int,
+    made: Callable[[_Subject, SearchResult], Plan],
+    report: Callable[[Progress], None],
+) -> Plan:
+    """The best plan by the compiled programs of the best few by prediction."""
+    several = [
+        (subject, replace(found, best=candidate))
+        for subject, found in ranked
+        for candidate in (found.best, *found.others)
+    ]
+    # The first stays first: what is hardly faster does not count as such.
+    first, *rest = several
+    rest.sort(key=lambda one: one[1].best.evaluation.step_s / one[0].form.tokens)
+    several = [first, *rest][:count]
+    plans = [made(*one) for one in several]
+    entrants = [
+        Entrant(plan, subject.form.prepared.program, subject.form.tokens)
+        for plan, (subject, _) in zip(plans, several, strict=True)
+    ]
+    found = refine_plans(entrants, report)
+    best = plans[found.best]
+    best.data = best.data.model_copy(update={"refined": list(found.outcomes)})
+    return best
 
 
 def _program(

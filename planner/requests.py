@@ -89,6 +89,7 @@ class PlanRequest(_Request):
     seed: Annotated[_Whole, Field(ge=0)]
     name: StrictStr | None
     tokens_per_step: Annotated[_Number, Field(gt=0)] | None
+    refine: Annotated[_Whole, Field(ge=0, le=32)] = 0
     on_progress: Callable[..., Any] | None
 
 

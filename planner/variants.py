@@ -121,6 +121,8 @@ class ChosenForm:
     name: str
     found: SearchResult = field(repr=False)
     outcomes: tuple[VariantModel, ...]
+    others: tuple[tuple[str, SearchResult], ...] = field(default=(), repr=False)
+    """The other forms that were planned, the best first."""
 
 
 def search_variants(
@@ -222,10 +224,15 @@ class _Search:
         self._others(best)
         best = self._best()
         assert best is not None
+        others = sorted(
+            (run for run in self._runs if run.plans and run is not best),
+            key=lambda run: run.best_s / run.form.tokens,
+        )
         return ChosenForm(
             best.form.name,
             best.result(),
             tuple(self._outcome(run, best) for run in self._in_order),
+            tuple((run.form.name, run.result()) for run in others),
         )
 
     def _best(self) -> _Run | None:
@@ -375,6 +382,18 @@ class _Search:
             bound_s=run.bound_s if math.isfinite(run.bound_s) else None,
             peak_memory_bytes=peak,
         )
+
+
+def choose(outcomes: Sequence[VariantModel], name: str) -> tuple[VariantModel, ...]:
+    """What became of every form, where the one of a name is chosen."""
+
+    def told(one: VariantModel) -> VariantModel:
+        was, now = ("planned", "chosen") if one.name == name else ("chosen", "planned")
+        if not one.status.startswith(was):
+            return one
+        return one.model_copy(update={"status": now + one.status.removeprefix(was)})
+
+    return tuple(map(told, outcomes))
 
 
 def _least_bytes(error: DoesNotFitError | None) -> float:

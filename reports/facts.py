@@ -30,6 +30,7 @@ STAGES = {
     "graph": "building the op graph",
     "search": "searching meshes",
     "polish": "polishing the best",
+    "compile": "compiling the best",
     "plan": "writing the plan",
     "annotate": "annotating the program",
     "write": "writing the plan",

@@ -33,6 +33,7 @@ from shardwright.cli_console import (
 )
 from shardwright.cli_diff import diff
 from shardwright.cli_explain import explain
+from shardwright.cli_explore import explore
 from shardwright.cli_export import export
 from shardwright.cli_keys import keys
 from shardwright.cli_remote import check_server, evaluate_on_server, plan_on_server
@@ -105,6 +106,7 @@ def plan(
     memory_fraction: options.MemoryFraction = 0.9,
     time_limit: Annotated[float, typer.Option(help="Seconds of search.")] = 12.0,
     seed: Annotated[int, typer.Option(help="Of the solver's random choices.")] = 0,
+    refine: options.Refine = 0,
     chip: options.Chip = None,
     server: options.Server = None,
     api_key: options.ApiKey = None,
@@ -129,6 +131,10 @@ def plan(
     Exit codes: 0 planned, 2 bad input, 3 no sharding fits in memory, 4 the server failed.
     """
     check_server(server, api_key)
+    if refine and server is not None:
+        raise InputError(
+            "a server compiles nothing", where="--refine", do="Refine here, or leave --refine out"
+        )
     if output is not None:
         inputs.check_output(output)
     inputs.check_time_limit(time_limit)
@@ -169,6 +175,7 @@ def plan(
             made = make_plan(
                 *what,
                 variants=several,
+                refine=refine,
                 donate_argnums=loaded.donate,
                 name=loaded.name,
                 **asked,
@@ -384,6 +391,7 @@ app.command()(compare)
 app.command()(sweep)
 app.command()(diff)
 app.command()(explain)
+app.command()(explore)
 app.command()(export)
 app.command()(report)
 app.command()(serve)

@@ -102,6 +102,16 @@ Settings = Annotated[
         rich_help_panel="Reference models",
     ),
 ]
+Refine = Annotated[
+    int,
+    typer.Option(
+        metavar="N",
+        min=0,
+        max=32,
+        help="Compile so many of the best plans with the TPU compiler, a minute or more each, and "
+        "take the best by the compiled program.",
+    ),
+]
 MemoryFraction = Annotated[
     float, typer.Option(help="Part of a device's memory that may be used, up to 1.")
 ]

@@ -78,6 +78,7 @@ def plan_view(
         *_collectives(plan.estimate, everything, width),
         *(_fullest(plan) if everything else ()),
         *_variants(plan),
+        *_refined(plan),
         *_meshes(plan, chosen, everything),
         *_notes(plan, everything),
     )
@@ -330,6 +331,23 @@ def _variants(plan: PlanModel) -> tuple[RenderableType, ...]:
             form.status,
         )
     return _section("Variants", f"{len(forms)} forms of the step", rows)
+
+
+def _refined(plan: PlanModel) -> tuple[RenderableType, ...]:
+    if not plan.refined:
+        return ()
+    rows = table("mesh", ">predicted", ">compiled", ">peak", "")
+    steps = [one.compiled_step_s for one in plan.refined if one.compiled_step_s]
+    for one in plan.refined:
+        step, peak = one.compiled_step_s, one.compiled_peak_bytes
+        rows.add_row(
+            Text(f"{one.layout}, {one.variant}" if one.variant else one.layout),
+            quantity(one.predicted_step_s, "s"),
+            "" if step is None else quantity(step, "s"),
+            "" if peak is None else quantity(peak, "B"),
+            Text("fastest compiled", "green") if step == min(steps) else one.problem,
+        )
+    return _section("Compiled", f"{len(plan.refined)} plans, the best predicted first", rows)
 
 
 def _notes(plan: PlanModel, everything: bool) -> tuple[RenderableType, ...]:

@@ -14,8 +14,8 @@ import shardwright as sw
 from shardwright.hardware_profiles.mesh import meshes_for_shape
 from shardwright.hardware_profiles.slices import parse_slice
 from shardwright.models import build
-from shardwright.planner.plan_schema import OptionsModel
 from shardwright.planner.plan_making import make_plan
+from shardwright.planner.plan_schema import OptionsModel
 from shardwright.planner.problem import ShardingProblem, build_problem
 from shardwright.planner.search import Prepared, SearchResult, evaluate_choices, prepare
 from shardwright.planner.solver import Problem, Solution, evaluate, solve

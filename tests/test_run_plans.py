@@ -14,8 +14,8 @@ from shardwright.hardware_profiles.mesh import meshes_for_shape
 from shardwright.hardware_profiles.slices import parse_slice
 from shardwright.models import build
 from shardwright.planner.fixed import fixed_strategies
-from shardwright.planner.plan_schema import OptionsModel
 from shardwright.planner.plan_making import make_plan
+from shardwright.planner.plan_schema import OptionsModel
 from shardwright.planner.problem import build_problem
 from shardwright.planner.search import SearchResult, evaluate_choices, prepare
 from shardwright.planner.solver import Solution, evaluate
