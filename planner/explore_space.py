@@ -32,7 +32,7 @@ MEANINGS = {
     "vector": "clock of the vector units",
     "hbm_bandwidth": "HBM bandwidth",
     "memory": "HBM capacity",
-    "ici_bandwidth": "ICI bandwidth of a chip: of a link, times its links",
+    "ici_bandwidth": "ICI bandwidth of a chip, all its links together",
     "latency": "speed of hops and of starting a collective",
     "dcn_bandwidth": "bandwidth of a chip over the data-centre network",
 }
@@ -118,7 +118,8 @@ def checked_vary(vary: Mapping[str, Sequence[Value]]) -> dict[str, tuple[Value, 
                     raise _bad(f"{name}={value}", "is neither 1d, 2d, 3d nor a shape such as 8x8")
             elif isinstance(value, str) or not (math.isfinite(value) and value > 0):
                 raise _bad(f"{name}={value}", "is no multiple above zero")
-        found[name] = tuple(dict.fromkeys(values))
+        kind = str if name == TORUS else float
+        found[name] = tuple(dict.fromkeys(kind(value) for value in values))
     points = math.prod(len(values) for values in found.values())
     if points > _MOST_POINTS:
         raise InputError(

@@ -144,7 +144,7 @@ def compare(
         _check_form(output)
         inputs.check_output(output)
         if output.suffix != ".json":
-            _need_reports()
+            need_reports()
     if save_plans is not None:
         _make_directory(save_plans)
 
@@ -225,7 +225,7 @@ def _check_form(output: Path) -> None:
 
 
 def _page(comparison: ComparisonModel) -> str:
-    _need_reports()
+    need_reports()
     from shardwright.reports.comparison_page import comparison_page
 
     return comparison_page(comparison)
@@ -238,7 +238,12 @@ def _write_charts(comparison: ComparisonModel, folder: Path, form: str) -> None:
     print_note(f"written to {folder}: {', '.join(file.name for file in files)}")
 
 
-def _need_reports() -> None:
+def need_reports() -> None:
+    """Refuses to begin what ends in a page that cannot be made.
+
+    Raises:
+      InputError: what makes pages is not installed.
+    """
     if find_spec("jinja2") is None or find_spec("plotly") is None:
         raise InputError(
             "pages need jinja2 and plotly",
