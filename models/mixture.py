@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from shardwright.models import decoder
+from shardwright.models.dropless import mix_dropless
 from shardwright.models.options import MixtureOptions
 from shardwright.models.training import Batch, PyTree, cross_entropy
 
@@ -82,7 +83,12 @@ def mix(options: MixtureOptions, weights: PyTree, y: jax.Array) -> tuple[jax.Arr
     Source: Lepikhin et al., GShard (2020), section 2.2 and algorithms 1 and 2.
     """
     logits = jnp.einsum("bsd,de->bse", y.astype(jnp.float32), weights["router"].astype(jnp.float32))
-    dispatch, combine, balance = route(jax.nn.softmax(logits), options)
+    gates = jax.nn.softmax(logits)
+    if options.dispatch == "dropless":
+        made = mix_dropless(options, weights["routed"], y, gates)
+        first = jax.nn.one_hot(jnp.argmax(gates, axis=-1), options.experts, dtype=gates.dtype)
+        return made, _balance(gates, first)
+    dispatch, combine, balance = route(gates, options)
     taken = jnp.einsum("bsec,bsd->ebcd", dispatch.astype(y.dtype), y)
     taken = decoder.constrain(decoder.constrain(taken, options.token_axes), options.expert_axes)
     made = jax.vmap(functools.partial(decoder.feed_forward, options))(weights["routed"], taken)
@@ -125,9 +131,15 @@ def route(gates: jax.Array, options: MixtureOptions) -> tuple[jax.Array, jax.Arr
     weighed = [
         (gate / total)[..., None, None] * mask for gate, mask in zip(chosen, slots, strict=True)
     ]
-    fractions = jnp.mean(choices[0], axis=1) * jnp.mean(gates, axis=1)
-    balance = experts * jnp.mean(jnp.sum(fractions, axis=-1))
+    balance = _balance(gates, choices[0])
     return jnp.asarray(sum(slots)), jnp.asarray(sum(weighed)), balance
+
+
+def _balance(gates: jax.Array, first: jax.Array) -> jax.Array:
+    """The load-balancing loss, of gates and one-hot first choices [batch, sequence, experts]."""
+    fractions = jnp.mean(first, axis=1) * jnp.mean(gates, axis=1)
+    loss: jax.Array = gates.shape[-1] * jnp.mean(jnp.sum(fractions, axis=-1))
+    return loss
 
 
 def model_flops(options: MixtureOptions) -> int:

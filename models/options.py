@@ -395,6 +395,9 @@ class MixtureOptions(DecoderOptions):
       experts_per_token: experts that a token is sent to.
       expert_d_ff: width inside an expert; None is `d_ff`.
       shared_experts: experts that every token goes through besides.
+      dispatch: "capacity" sends tokens by products with masks, and drops those beyond an expert's
+        capacity; "dropless" sorts them by expert and multiplies each expert's rows by its weights
+        (JAX's Pallas kernels on TPU).
       capacity_factor: tokens that an expert takes of a sequence, as a multiple of its even share;
         what is sent to it beyond goes without it.
       layers_per_block: every so many layers, the last has a mixture instead of a dense block.
@@ -408,6 +411,7 @@ class MixtureOptions(DecoderOptions):
     experts_per_token: PositiveInt = 2
     expert_d_ff: PositiveInt | None = None
     shared_experts: NonNegativeInt = 0
+    dispatch: Literal["capacity", "dropless"] = "capacity"
     capacity_factor: PositiveFloat = 1.25
     layers_per_block: PositiveInt = 1
     balance_weight: NonNegative = 0.01
@@ -416,6 +420,8 @@ class MixtureOptions(DecoderOptions):
 
     @model_validator(mode="after")
     def _experts_agree(self) -> Self:
+        if self.dispatch == "dropless" and self.biases:
+            raise ValueError("dispatch='dropless' has no biases; set biases=False")
         if self.experts_per_token > self.experts:
             raise ValueError(
                 f"experts_per_token={self.experts_per_token} is more than the "
