@@ -169,10 +169,11 @@ def explore(
     ]
     try:
         for task, outcome in _outcomes(tasks, workers, report):
-            point = outcome
             if isinstance(outcome, Failure):
                 status = "does-not-fit" if outcome.kind == "does-not-fit" else "failed"
                 point = unplanned(task.values, hypothesis(on, task.values), status, outcome.message)
+            else:
+                point = outcome
             done[key_of(task.values)] = point
             if kept is not None:
                 kept.add(point)

@@ -20,6 +20,7 @@ from shardwright.planner.planning import meshes_on
 from shardwright.planner.program import Program
 from shardwright.planner.search import (
     Candidate,
+    Estimate,
     Prepared,
     Progress,
     estimate_mesh,
@@ -152,7 +153,7 @@ class _Bench:
         seconds, seed = _SECONDS_A_MESH, task.seed
         if prepared.large:
             estimate = estimate_mesh(problem, limit, seconds, seed, _GAP, cutoff=cutoff)
-            if not hasattr(estimate, "weights"):
+            if not isinstance(estimate, Estimate):
                 return None
             outcome = solve_mesh(prepared, problem, limit, seconds, seed, _GAP, estimated=estimate)
         else:

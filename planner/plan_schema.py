@@ -28,7 +28,7 @@ class OriginModel(_Model):
     """Where a program came from, as the command line names it."""
 
     target: str = Field(description="a reference model, module:function, or a file")
-    args: str | None = Field(None, description="module:name of a function's arguments")
+    args: str | None = Field(default=None, description="module:name of a function's arguments")
     options: dict[str, Any] = Field(default={}, description="of a reference model")
 
 
@@ -45,7 +45,8 @@ class ProgramModel(_Model):
     )
     unit: Unit = "tokens"
     origin: OriginModel | None = Field(
-        None, description="None for functions planned from Python, and in plans of older versions"
+        default=None,
+        description="None for functions planned from Python, and in plans of older versions",
     )
     fingerprint: str
     inputs: list[TensorModel]
@@ -108,7 +109,9 @@ class CollectiveModel(_Model):
     shape: list[int]
     dtype: str
     can_hide: bool = Field(description="an all-gather that can run ahead of its use")
-    algorithm: str = Field("", description="a registered one, where it takes less than the usual")
+    algorithm: str = Field(
+        default="", description="a registered one, where it takes less than the usual"
+    )
 
 
 class BufferModel(_Model):
