@@ -122,6 +122,22 @@ class Plan:
         """A PartitionSpec for every result, in the pytree of the results."""
         return _as_tree(self.data.program.outputs, self._out_tree)
 
+    @property
+    def layout_rules(self) -> dict[str, tuple[str, ...]]:
+        """Logical name -> the mesh axes that shard its dimensions, under a named layout.
+
+        Raises:
+          InputError: the plan was not asked for with `layout="named"`.
+        """
+        if self.data.layout is None:
+            raise InputError(
+                "the plan has no layout rules",
+                where="layout_rules",
+                do='Plan with layout="named"; of any plan, `shardwright export --format flax` '
+                "makes the rules that say most of it",
+            )
+        return {rule.name: tuple(rule.axes) for rule in self.data.layout.rules}
+
     def explain(
         self,
         name: str,

@@ -289,6 +289,22 @@ class OptionsModel(_Model):
     seed: int
 
 
+class LayoutRuleModel(_Model):
+    """The mesh axes that every dimension of one logical name is sharded over."""
+
+    name: str
+    axes: list[str]
+
+
+class LayoutModel(_Model):
+    """A layout under the rule that a logical name always maps to the same mesh axes."""
+
+    rules: list[LayoutRuleModel]
+    names: dict[str, list[str | None]] = Field(description="path -> a name for each dimension")
+    free_step_time_s: float = Field(description="of the best plan found without the rule")
+    free_peak_memory_bytes: float
+
+
 class PlanModel(_Model):
     """A whole plan."""
 
@@ -303,6 +319,7 @@ class PlanModel(_Model):
     refined: list[RefinedModel] = Field(
         default=[], description="plans that were compiled, the best by prediction first"
     )
+    layout: LayoutModel | None = Field(None, description="where a named layout was asked for")
     constraints: list[ConstraintModel]
     estimate: EstimateModel
     solver: SolverModel

@@ -15,8 +15,11 @@ from shardwright.hardware_profiles.mesh import LogicalMesh, enumerate_meshes, me
 from shardwright.hardware_profiles.slices import Slice, parse_slice
 from shardwright.planner.collectives import DimAxes
 from shardwright.planner.compiling import check_libtpu
+from shardwright.planner.evaluation import Evaluation
 from shardwright.planner.fixed import fixed_strategies
 from shardwright.planner.given import check_mesh
+from shardwright.planner.logical_names import logical_names_of
+from shardwright.planner.named_layout import LogicalAxes, layout_model, named_layout
 from shardwright.planner.pins import specs_by_path
 from shardwright.planner.plan import Plan
 from shardwright.planner.plan_data import spec_of
@@ -58,6 +61,8 @@ def plan(
     name: str | None = None,
     tokens_per_step: float | None = None,
     refine: int = 0,
+    layout: str = "free",
+    logical_axes: LogicalAxes | None = None,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> Plan:
     """Plans the sharding of a function on a TPU slice.
@@ -84,11 +89,16 @@ def plan(
       tokens_per_step: over all devices, for tokens/s in reports.
       refine: so many of the best plans are compiled with the TPU compiler, and the best of them
         by the compiled program is taken: a minute or more each. Needs the extra `tpu`.
+      layout: "free", or "named": a logical name of a dimension maps to the same mesh axes in every
+        argument and result that has it. `plan.layout_rules` are the rules, and `plan.data.layout`
+        tells what the best plan without them takes, which is searched for as long.
+      logical_axes: pattern of a path ("*" is any text) -> a name for each dimension, or None; where
+        not given, those that Flax's partitioning metadata of the arguments tells.
       on_progress: called with a `Progress` at every stage.
 
     Raises:
-      InputError: the slice, the function, the mesh or a pin is wrong, or there is no compiler to
-        refine with.
+      InputError: the slice, the function, the mesh, a pin or a logical name is wrong, or there is
+        no compiler to refine with.
       DoesNotFitError: no plan keeps within the memory.
     """
     asked = checked(
@@ -106,6 +116,8 @@ def plan(
         name=name,
         tokens_per_step=tokens_per_step,
         refine=refine,
+        layout=layout,
+        logical_axes=logical_axes,
         on_progress=on_progress,
     )
     if asked.refine:
@@ -119,9 +131,10 @@ def plan(
     report(Progress("graph"))
     started = time.monotonic()
     ranked, outcomes = _search(subjects, asked, on, report)
+    free = _free_plan(ranked, asked, on, report) if asked.layout == "named" else None
 
     def made(subject: _Subject, found: SearchResult) -> Plan:
-        return make_plan(
+        plan = make_plan(
             subject.form.prepared,
             found,
             OptionsModel(
@@ -139,6 +152,12 @@ def plan(
             variant=subject.form.name or None,
             variants=choose(outcomes, subject.form.name),
         )
+        named, program = subject.form.prepared.layout, subject.form.prepared.program
+        if named is None or free is None:
+            return plan
+        told = layout_model(named, plan.data.program.inputs, plan.data.program.outputs, free)
+        data = plan.data.model_copy(update={"layout": told})
+        return Plan(data, program.in_tree, program.out_tree, program)
 
     if asked.refine:
         ranked[0] = _with_others(*ranked[0], asked, on, report)
@@ -184,6 +203,10 @@ def _subject(label: str, variant: Variant, asked: PlanRequest, on: Slice) -> _Su
     mesh = asked.mesh or program.mesh_axes
     pins = specs_by_path(program, asked.pinned or {}, mesh)
     prepared = prepare(program)
+    if asked.layout == "named":
+        axes = asked.logical_axes
+        axes = logical_names_of(variant.args) if axes is None else axes
+        prepared = replace(prepared, layout=named_layout(program, axes))
     form = Form(
         label,
         prepared,
@@ -295,6 +318,23 @@ def _refined(
     best = plans[found.best]
     best.data = best.data.model_copy(update={"refined": list(found.outcomes)})
     return best
+
+
+def _free_plan(
+    ranked: Sequence[_Ranked],
+    asked: PlanRequest,
+    on: Slice,
+    report: Callable[[Progress], None],
+) -> Evaluation:
+    """The best plan of the chosen program without its named layout."""
+    subject, found = ranked[0]
+    report(Progress("search", message="without the named layout"))
+    free = replace(subject.form.prepared, layout=None)
+    (_, other), *_ = _search(
+        [replace(subject, form=replace(subject.form, prepared=free))], asked, on, report
+    )[0]
+    # A plan under the rule is one without it too.
+    return min(found.best.evaluation, other.best.evaluation, key=lambda e: e.step_s)
 
 
 def _program(

@@ -75,6 +75,7 @@ class ShardingProblem:
 
     Attributes:
       alike: for every node a class of nodes that choose alike (see `repeats`), or None.
+      layout_names: logical names whose nodes come last (see `named_layout`).
       feeding: what feeding arguments counts; it hides behind the step and is no part of it.
     """
 
@@ -88,6 +89,7 @@ class ShardingProblem:
     memory: tuple[MemoryTerm, ...] = field(repr=False)
     loop_of: tuple[int, ...] = field(repr=False)
     alike: tuple[int, ...] | None = field(default=None, repr=False)
+    layout_names: tuple[str, ...] = ()
     feeding: Feeding = field(default_factory=Feeding, repr=False)
 
     def weighed(self, hiding: float | Mapping[int, float], memory_limit: float) -> Problem:
@@ -117,6 +119,7 @@ class ShardingProblem:
         edges = [Edge(t.a, t.b, share.edge(t, weight(t.loop))) for t in self.transfers]
         names = [node.label for node in self.node_graph.nodes]
         names += [f"copy of value {copy.value}" for copy in self.copies]
+        names += [f"mesh axes of {name}" for name in self.layout_names]
         return Problem(
             costs=tuple(costs),
             edges=tuple(edges),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from operator import index
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from jax.sharding import PartitionSpec
 from pydantic import (
@@ -90,6 +90,8 @@ class PlanRequest(_Request):
     name: StrictStr | None
     tokens_per_step: Annotated[_Number, Field(gt=0)] | None
     refine: Annotated[_Whole, Field(ge=0, le=32)] = 0
+    layout: Literal["free", "named"] = "free"
+    logical_axes: dict[StrictStr, tuple[StrictStr | None, ...]] | None = None
     on_progress: Callable[..., Any] | None
 
 

@@ -25,6 +25,7 @@ from shardwright.planner.graph_reader import build_graph
 from shardwright.planner.liveness import Lifetime, lifetimes
 from shardwright.planner.mesh_order import GoodMeshes, aligned_first
 from shardwright.planner.misfit import does_not_fit, even_share
+from shardwright.planner.named_layout import NamedLayout, tie_names
 from shardwright.planner.nodes import NodeGraph, build_nodes
 from shardwright.planner.partitioned import Partitioned, partition
 from shardwright.planner.problem import Fixed, ShardingProblem, build_problem, sharding_of
@@ -74,16 +75,17 @@ class Prepared:
     buffers: tuple[Lifetime, ...] = field(repr=False)
     skeleton: Skeleton = field(repr=False)
     alike: dict[tuple[object, ...], tuple[int, ...]] = field(default_factory=dict, repr=False)
+    layout: NamedLayout | None = field(default=None, repr=False)
 
     def problem(self, mesh: LogicalMesh, fixed: Fixed | None = None) -> ShardingProblem:
         """The sharding problem on a mesh; in a large program the nodes of alike layers are tied."""
         problem = build_problem(self.nodes, self.fusions, self.buffers, mesh, fixed, self.skeleton)
-        if not self.large:
-            return problem
-        key = tuple(sorted((fixed or {}).items()))
-        if key not in self.alike:
-            self.alike[key] = alike_nodes(self.skeleton, fixed or {})
-        return replace(problem, alike=self.alike[key])
+        if self.large:
+            key = tuple(sorted((fixed or {}).items()))
+            if key not in self.alike:
+                self.alike[key] = alike_nodes(self.skeleton, fixed or {})
+            problem = replace(problem, alike=self.alike[key])
+        return problem if self.layout is None else tie_names(problem, self.layout)
 
     @property
     def large(self) -> bool:
