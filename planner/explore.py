@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from shardwright.errors import InputError
 from shardwright.hardware_profiles.chip import ChipProfile, is_bundled
-from shardwright.hardware_profiles.slices import parse_slice
+from shardwright.hardware_profiles.slices import Slice, parse_slice
 from shardwright.planner.explore_journal import ExplorationJournal
 from shardwright.planner.explore_model import (
     ExplorationModel,
@@ -19,7 +20,7 @@ from shardwright.planner.explore_model import (
     checked_objectives,
     pareto_front,
 )
-from shardwright.planner.explore_points import PointTask, run, unplanned
+from shardwright.planner.explore_points import MOST_PLANS, PointTask, run, unplanned
 from shardwright.planner.explore_space import (
     TORUS,
     Value,
@@ -102,7 +103,8 @@ def explore(
 
     The program is traced once. The first point of each torus is searched as `plan` does; at the
     others the plans that are known are priced, and the best meshes are solved again for what
-    would be better there.
+    would be better there. At the end every plan that was found for a torus is priced at all its
+    points.
 
     Args:
       fn, args, donate_argnums, model_flops: as for `plan`.
@@ -137,51 +139,33 @@ def explore(
     program = (
         fn if isinstance(fn, Program) else Program.trace(fn, *args, donate_argnums=donate_argnums)
     )
-    made_chip = None if is_bundled(on.chip) else on.chip.model_dump_json()
-    report = on_progress or (lambda progress: None)
+    about = {
+        "fingerprint": program.fingerprint,
+        "base": on.name,
+        "chip": on.chip.digest,
+        "memory_fraction": memory_fraction,
+        "model_flops": model_flops,
+        "version": VERSION,
+    }
     values = points_of(varied)
-    kept = None
-    if journal is not None:
-        about = {
-            "fingerprint": program.fingerprint,
-            "base": on.name,
-            "chip": on.chip.digest,
-            "memory_fraction": memory_fraction,
-            "model_flops": model_flops,
-            "version": VERSION,
-        }
-        kept = ExplorationJournal(journal, about)
-    done = {} if kept is None else {k: p for k, p in kept.points.items() if p.status != "failed"}
-    tasks = [
-        PointTask(
-            program,
-            base,
-            made_chip,
-            one,
-            memory_fraction,
-            time_limit_s,
-            seed,
-            model_flops,
-            _known(done.values(), hypothesis(on, one).torus),
-        )
-        for one in _in_order(values)
-        if key_of(one) not in done
-    ]
-    try:
-        for task, outcome in _outcomes(tasks, workers, report):
-            if isinstance(outcome, Failure):
-                status = "does-not-fit" if outcome.kind == "does-not-fit" else "failed"
-                point = unplanned(task.values, hypothesis(on, task.values), status, outcome.message)
-            else:
-                point = outcome
-            done[key_of(task.values)] = point
-            if kept is not None:
-                kept.add(point)
-            report(PointProgress(task.values, point=point))
-    finally:
+    first = PointTask(
+        program,
+        base,
+        None if is_bundled(on.chip) else on.chip.model_dump_json(),
+        values[0],
+        memory_fraction,
+        time_limit_s,
+        seed,
+        model_flops,
+    )
+    with contextlib.ExitStack() as stack:
+        kept = None if journal is None else ExplorationJournal(journal, about)
         if kept is not None:
-            kept.close()
-    points = [done[key_of(one)] for one in values]
+            stack.callback(kept.close)
+        work = _Work(on, first, values, kept, workers)
+        work.plan(on_progress or (lambda progress: None))
+        work.settle()
+    points = [work.done[key_of(one)] for one in values]
     objectives = checked_objectives(minimise, points)
     return Exploration(
         ExplorationModel(
@@ -198,6 +182,67 @@ def explore(
     )
 
 
+class _Work:
+    """The points of an exploration, and what is known of them."""
+
+    def __init__(
+        self,
+        on: Slice,
+        first: PointTask,
+        values: Sequence[dict[str, Value]],
+        journal: ExplorationJournal | None,
+        workers: int | None,
+    ) -> None:
+        self._on = on
+        self._first = first
+        self._values = _in_order(values)
+        self._journal = journal
+        self._workers = workers
+        kept = {} if journal is None else journal.points
+        self.done = {key: point for key, point in kept.items() if point.status != "failed"}
+
+    def plan(self, report: Callable[[PointProgress], None]) -> None:
+        """Plans every point that is not done."""
+        left = [one for one in self._values if key_of(one) not in self.done]
+        tasks = [
+            replace(self._first, values=one, known=tuple(self._known(one)[:_SEEDS])) for one in left
+        ]
+        for task, outcome in _outcomes(tasks, self._workers, report):
+            if isinstance(outcome, Failure):
+                status = "does-not-fit" if outcome.kind == "does-not-fit" else "failed"
+                at = hypothesis(self._on, task.values)
+                point = unplanned(task.values, at, status, outcome.message)
+            else:
+                point = outcome
+            self._keep(point)
+            report(PointProgress(task.values, point=point))
+
+    def settle(self) -> None:
+        """Prices every plan that was found for a torus at all its points, which may be better."""
+        tasks = []
+        for one in self._values:
+            known, point = self._known(one)[:MOST_PLANS], self.done[key_of(one)]
+            if point.planned and len(known) > max(1, point.compared):
+                tasks.append(replace(self._first, values=one, known=tuple(known), search=False))
+        for _, outcome in _outcomes(tasks, self._workers, lambda progress: None):
+            if not isinstance(outcome, Failure):
+                self._keep(outcome)
+
+    def _keep(self, point: PointModel) -> None:
+        self.done[key_of(point.values)] = point
+        if self._journal is not None:
+            self._journal.add(point)
+
+    def _known(self, values: Values) -> list[SeedModel]:
+        """The different plans of finished points on a torus, those of most points first."""
+        torus = hypothesis(self._on, values).torus
+        found: dict[str, list[SeedModel]] = {}
+        for point in self.done.values():
+            if point.seed is not None and point.torus == torus:
+                found.setdefault(point.seed.model_dump_json(), []).append(point.seed)
+        return [alike[0] for alike in sorted(found.values(), key=len, reverse=True)]
+
+
 def _in_order(values: Sequence[dict[str, Value]]) -> list[dict[str, Value]]:
     """Points of one torus after each other, those nearest to the base first."""
 
@@ -207,15 +252,6 @@ def _in_order(values: Sequence[dict[str, Value]]) -> list[dict[str, Value]]:
 
     tori = list(dict.fromkeys(str(one.get(TORUS)) for one in values))
     return sorted(values, key=lambda one: (tori.index(str(one.get(TORUS))), turned(one)))
-
-
-def _known(points: Any, torus: str) -> tuple[SeedModel, ...]:
-    """Plans of finished points on a torus, different ones, for those to come."""
-    found: dict[str, SeedModel] = {}
-    for point in points:
-        if point.seed is not None and point.torus == torus:
-            found.setdefault(point.seed.model_dump_json(), point.seed)
-    return tuple(found.values())[:_SEEDS]
 
 
 def _outcomes(

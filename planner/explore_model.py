@@ -51,6 +51,9 @@ class PointModel(_Model):
         description="percent by which the step changes with 1 % more of a resource, the plan kept",
     )
     seed: SeedModel | None = None
+    compared: int = Field(
+        default=0, description="plans found for points of its torus that were all priced here"
+    )
 
     @property
     def planned(self) -> bool:

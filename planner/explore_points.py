@@ -36,7 +36,7 @@ _MESHES_SOLVED = 2
 """Meshes, those of the plans that are best as they are, that are solved anew for a point."""
 _SECONDS_A_MESH = 4.0
 _GAP = 1e-3
-_MOST_PLANS = 12
+MOST_PLANS = 12
 """Plans of one torus that are kept to price on the next point."""
 _A_LITTLE = 1.01
 _UNPRICED = ("memory",)
@@ -50,6 +50,7 @@ class PointTask:
     Attributes:
       base: of the exploration; its chip as JSON where it is not a bundled one.
       known: plans on the same torus to begin with.
+      search: look for better plans than those that are known.
     """
 
     program: Program
@@ -61,6 +62,7 @@ class PointTask:
     seed: int
     model_flops: float | None
     known: tuple[SeedModel, ...] = ()
+    search: bool = True
 
     def as_task(self) -> Task:
         """For another process, which has no use for pytrees and kernels' functions."""
@@ -99,6 +101,8 @@ class _Bench:
         if not ranked:
             return self._searched(task, at, limit, plans, report)
         best_s, best = ranked[0]
+        if not task.search:
+            return best
         meshes: dict[tuple[Any, ...], LogicalMesh] = {}
         for _, plan in ranked:
             meshes.setdefault(plan.mesh.axes, _laid(plan.mesh, at.slice))
@@ -174,7 +178,7 @@ class _Bench:
         """Keeps a plan, the newest last, and forgets the oldest of too many."""
         plans[:] = [p for p in plans if (p.mesh.axes, p.choices) != (plan.mesh.axes, plan.choices)]
         plans.append(plan)
-        del plans[:-_MOST_PLANS]
+        del plans[:-MOST_PLANS]
 
 
 def _kept(candidate: Candidate) -> _Kept:
@@ -206,7 +210,10 @@ def run(task: PointTask, report: Callable[[Progress], None]) -> PointModel:
     plan = bench.plan(task, at, report)
     evaluation = bench.price(plan, at.slice)
     return _point(task, at, bench, plan, evaluation).model_copy(
-        update={"sensitivity": _sensitivity(task, base, bench, plan, evaluation.step_s)}
+        update={
+            "sensitivity": _sensitivity(task, base, bench, plan, evaluation.step_s),
+            "compared": 0 if task.search else len(task.known),
+        }
     )
 
 

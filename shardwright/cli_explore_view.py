@@ -128,7 +128,7 @@ def _points(data: ExplorationModel, everything: bool) -> RenderableType:
     headers = ["front"] if everything else []
     headers += ["torus", *(f">{knob}" for knob in knobs), f">step {unit}"]
     headers += [f">{_heading(name)}" for name in others]
-    rows = table(*headers, ">exposed", ">memory", "binds: % of the step that 1 % more takes off")
+    rows = table(*headers, ">exposed", ">memory", "binds")
     for place, point, time in zip(shown, points, times, strict=True):
         step = point.measure(STEP_TIME)
         exposed = (point.exposed_collective_time_s or 0.0) / step if step else 0.0
@@ -154,7 +154,7 @@ def _differs(points: Sequence[PointModel], name: str) -> bool:
 
 def _heading(name: str) -> str:
     told = {CHIPS: "chips", MEMORY_USED: "used"}
-    return told.get(name) or f"{name.replace('_', ' ')} a chip"
+    return told.get(name) or f"{name.partition('_')[0]} a chip"
 
 
 def _measured(point: PointModel, name: str) -> str:
@@ -171,4 +171,7 @@ def _binding(data: ExplorationModel) -> list[RenderableType]:
         f"{name} at {first.count(name)} of {len(data.front)}"
         for name in sorted(set(first), key=lambda name: -first.count(name))
     ]
-    return [Text.assemble("Binds most: ", ", ".join(told), " points of the front")]
+    return [
+        Text(f"Binds most: {', '.join(told)} points of the front"),
+        Text("binds: percent of the step that 1 % more of a resource takes off", "dim"),
+    ]

@@ -1,5 +1,7 @@
 """Hypothetical chips and tori: what a workload takes on them, against hand arithmetic."""
 
+import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -205,6 +207,27 @@ def test_a_journal_is_gone_on_with_and_plans_nothing_again(
     assert explored(product, SQUARE, SQUARE, **asked).to_json() == whole.to_json()
     with pytest.raises(InputError, match="is of another exploration"):
         explored(lambda a: a + 1, SQUARE, **asked)
+
+
+def test_a_plan_found_for_one_point_is_priced_at_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As if the search at the first point had found a plan that keeps everything whole."""
+    whole = explored(product, SQUARE, SQUARE, base="v5p:2x2x1", vary={"flops": (1,)}).points[0]
+    seed = whole.seed
+    assert seed is not None
+    slow = seed.model_copy(update={"choices": [0] * len(seed.choices)})
+
+    def found(task: explore_points.PointTask, report: Callable[..., None]) -> PointModel:
+        if task.search and task.values["flops"] == 1:
+            task = dataclasses.replace(task, known=(slow,), search=False)
+        return explore_points.run(task, report)
+
+    explore_points._BENCHES.clear()
+    monkeypatch.setattr("shardwright.planner.explore.run", found)
+    made = explored(product, SQUARE, SQUARE, base="v5p:2x2x1", vary={"flops": (1, 1.5)})
+    assert made.points[0].step_time_s == pytest.approx(whole.step_time_s)
+    assert made.points[0].compared == 2
 
 
 def test_a_plan_of_a_journal_is_where_the_next_point_begins(
