@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from shardwright.errors import InputError
-from shardwright.models.options import TrainOptions
+from shardwright.models.families import Options
 from shardwright.models.registry import build, checked_options
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def _chosen(combination: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     return chosen
 
 
-def _auto(name: str, option: str, base: TrainOptions) -> list[Any]:
+def _auto(name: str, option: str, base: Options) -> list[Any]:
     field = type(base).model_fields[option]
     if option == "remat":
         taken = _literals(field.annotation)

@@ -11,6 +11,7 @@ Source: Gulati et al., Conformer (2020), figures 1 to 4, with the CTC loss (Grav
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from math import ceil
 
 import jax
@@ -116,7 +117,7 @@ def apply(
     # From the farthest key after a query to the farthest before it.
     distance = length - 1 - lax.iota(jnp.float32, 2 * length - 1)
     positions = sinusoids(distance, options.d_model).astype(x.dtype)
-    block = functools.partial(_block, options)
+    block: Callable[..., tuple[jax.Array, PyTree]] = functools.partial(_block, options)
     if options.remat == "full":
         policy = jax.checkpoint_policies.nothing_saveable
         block = jax.checkpoint(block, policy=policy, prevent_cse=False)
@@ -138,7 +139,7 @@ def _subsample(weights: PyTree, frames: jax.Array) -> jax.Array:
         bias = weights[f"{name}_bias"].astype(x.dtype)
         x = jax.nn.relu(convolve(x, weights[name], _STRIDE) + bias)
     x = jnp.einsum("btfc,fcd->btd", x, weights["project"].astype(x.dtype))
-    return x + weights["project_bias"].astype(x.dtype)
+    return jnp.add(x, weights["project_bias"].astype(x.dtype))
 
 
 def _block(
@@ -163,14 +164,15 @@ def _layer_norm(weights: PyTree, x: jax.Array) -> jax.Array:
     y = y - jnp.mean(y, axis=-1, keepdims=True)
     y = y * lax.rsqrt(jnp.mean(jnp.square(y), axis=-1, keepdims=True) + _EPSILON)
     y = y * weights["scale"].astype(jnp.float32) + weights["bias"].astype(jnp.float32)
-    return y.astype(x.dtype)
+    normed: jax.Array = y.astype(x.dtype)
+    return normed
 
 
 def _feed_forward(weights: PyTree, x: jax.Array) -> jax.Array:
     y = _layer_norm(weights["before"], x)
     w = jax.tree.map(lambda leaf: leaf.astype(x.dtype), weights)
     hidden = jax.nn.silu(jnp.einsum("btd,df->btf", y, w["w_up"]) + w["b_up"])
-    return jnp.einsum("btf,fd->btd", hidden, w["w_down"]) + w["b_down"]
+    return jnp.add(jnp.einsum("btf,fd->btd", hidden, w["w_down"]), w["b_down"])
 
 
 def _attention(weights: PyTree, x: jax.Array, positions: jax.Array) -> jax.Array:
@@ -189,7 +191,7 @@ def _attention(weights: PyTree, x: jax.Array, positions: jax.Array) -> jax.Array
     scores = (by_content + _relative_shift(by_distance)).astype(jnp.float32)
     mix = jax.nn.softmax(scores * q.shape[-1] ** -0.5, axis=-1).astype(x.dtype)
     mixed = jnp.einsum("bhts,bshk->bthk", mix, v)
-    return jnp.einsum("bthk,hkd->btd", mixed, w["wo"]) + w["bo"]
+    return jnp.add(jnp.einsum("bthk,hkd->btd", mixed, w["wo"]), w["bo"])
 
 
 def _relative_shift(scores: jax.Array) -> jax.Array:

@@ -282,9 +282,10 @@ def attend(
     else:
         mixed = dot_attention(q, k, v, causal=causal, bias=context.bias)
         mixed = checkpoint_name(mixed, "context")
-    return checkpoint_name(
+    added: jax.Array = checkpoint_name(
         product("bshk,hkd->bsd", mixed, weights["wo"], weights.get("bo")), "out_proj"
     )
+    return added
 
 
 def project_heads(
@@ -310,7 +311,8 @@ def feed_forward(options: Transformer, weights: PyTree, y: jax.Array) -> jax.Arr
         up = checkpoint_name(up, "mlpwi_0")
         hidden = jax.nn.relu(up) if options.mlp == "relu" else jax.nn.gelu(up)
     down = product("bsf,fd->bsd", hidden, weights["w_down"], weights.get("b_down"))
-    return checkpoint_name(down, "mlpwo")
+    added: jax.Array = checkpoint_name(down, "mlpwo")
+    return added
 
 
 def normalize(options: Transformer, weights: PyTree, name: str, x: jax.Array) -> jax.Array:

@@ -86,7 +86,7 @@ def apply(options: LstmOptions, params: PyTree, source: jax.Array, tokens: jax.A
     for index, cell in enumerate(rest, 1):
         y = _layer(options, cell, jnp.concatenate([x, context], axis=-1))
         x = x + y if index >= _FIRST_RESIDUAL else y
-    return jnp.einsum("btd,dv->btv", x, params["head"]["w"]) + params["head"]["b"]
+    return jnp.add(jnp.einsum("btd,dv->btv", x, params["head"]["w"]), params["head"]["b"])
 
 
 def _encode(options: LstmOptions, params: PyTree, source: jax.Array) -> jax.Array:

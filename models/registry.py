@@ -123,6 +123,7 @@ def _trained(name: str, kind: str, options: TrainOptions) -> ReferenceModel:
     )
 
     module: Any = import_module(f"shardwright.models.{KINDS[kind].module}")
+    init: Callable[[jax.Array], Any]
     if isinstance(options, DlrmOptions):
         # Its tables are updated where rows were looked up, not by an optimizer.
         train_step = module.make_train_step(options)

@@ -1,8 +1,10 @@
 """Serving steps of a dense decoder: prefill of prompts, and decoding of one token a sequence.
 
-Both read and write a cache of keys and values [layers, batch, kv_heads, context, head_dim], whose
-memory the new one takes over. All sequences are at the same position, as in a batch that starts
-together; the layers are those of `decoder`.
+Both read and write a cache of keys and values [batch, kv_heads, context, head_dim] of each layer,
+whose memory the new one takes over. All sequences are at the same position, as in a batch that
+starts together; the layers are those of `decoder`, one after the other without a loop: the TPU
+compiler (libtpu 0.0.42) copies a stack of caches twice a step to change its layout, and each layer's
+out of it, where a cache of each layer is updated and read in place.
 
 Source: Pope et al., Efficiently Scaling Transformer Inference (2022), sections 2 and 3.
 """
@@ -27,40 +29,47 @@ _CONTRACTED = {
 }  # fmt: skip
 """Weights that are quantised, and the dimensions that their products sum over."""
 
-State = dict[str, jax.Array]
+State = dict[str, Any]
 
 
 def init_params(options: ServingOptions, key: jax.Array) -> PyTree:
     """Parameters of the decoder in the type they are served in."""
     sizes = options.model_dump(include=set(Transformer.model_fields))
-    trained = DecoderOptions(**sizes, batch=options.batch, sequence=options.context)
+    trained = DecoderOptions(
+        **sizes, batch=options.batch, sequence=options.context, scan_layers=False
+    )
     return served(options, decoder.init_params(trained, key))
 
 
 def served(options: ServingOptions, params: PyTree) -> PyTree:
-    """Trained parameters (stacked layers, as `scan_layers` has them) as they are served."""
+    """Trained parameters, a list of layers, in the types that they are served in."""
 
-    def convert(name: str, weight: Any, stacked: int) -> Any:
+    def convert(weights: PyTree) -> PyTree:
+        if isinstance(weights, list):
+            return [convert(layer) for layer in weights]
+        return {name: convert_one(name, weight) for name, weight in weights.items()}
+
+    def convert_one(name: str, weight: Any) -> Any:
+        if isinstance(weight, list):
+            return convert(weight)
         if options.weights != "int8":
             return weight.astype(options.weights)
         if name not in _CONTRACTED:
             return weight.astype(options.compute_dtype)
-        return quantize(weight, tuple(dim + stacked for dim in _CONTRACTED[name]))
+        return quantize(weight, _CONTRACTED[name])
 
-    layers = {name: convert(name, weight, 1) for name, weight in params["layers"].items()}
-    rest = {name: convert(name, leaf, 0) for name, leaf in params.items() if name != "layers"}
-    return rest | {"layers": layers}
+    return convert(params)
 
 
 def init_state(options: ServingOptions) -> State:
-    """An empty cache; decoding starts at its last position, where a step costs most."""
-    shape = (
-        options.layers, options.batch, options.key_value_heads, options.context,
-        options.head_width,
-    )  # fmt: skip
-    cache = jnp.zeros(shape, options.cache_type)
+    """Empty caches; decoding starts at their last position, where a step costs most."""
+    shape = (options.batch, options.key_value_heads, options.context, options.head_width)
+
+    def caches() -> list[jax.Array]:
+        return [jnp.zeros(shape, options.cache_type) for _ in range(options.layers)]
+
     start = 0 if options.step == "prefill" else options.context - 1
-    return {"keys": cache, "values": jnp.zeros_like(cache), "position": jnp.int32(start)}
+    return {"keys": caches(), "values": caches(), "position": jnp.int32(start)}
 
 
 def make_tokens(options: ServingOptions, key: jax.Array) -> jax.Array:
@@ -82,8 +91,8 @@ def forward(
     """The next cache, and the logits [batch, 1, vocab] of what follows the last of tokens.
 
     Args:
-      state: "keys" and "values" [layers, batch, kv_heads, context, head_dim], and "position", how
-        many of their positions are filled; the tokens' go there.
+      state: "keys" and "values" of each layer [batch, kv_heads, context, head_dim], and "position",
+        how many of their positions are filled; the tokens' go there.
       tokens: [batch, tokens]: one a sequence in decoding, a prompt from position 0 in prefill.
     """
     positions = state["position"] + lax.iota(jnp.int32, tokens.shape[1])
@@ -92,36 +101,31 @@ def forward(
         x = x + jnp.take(params["positions"], positions, axis=0).astype(x.dtype)
     x, context = decoder.place(options, x, positions)
 
-    def layer(carry: Any, stacked: Any) -> tuple[Any, None]:
-        x, keys, values = carry
-        weights, index = stacked
+    keys, values = [], []
+    caches = zip(params["layers"], state["keys"], state["values"], strict=True)
+    for weights, old_keys, old_values in caches:
         y = decoder.normalize(options, weights, "attention_norm", x)
         q, k, v = decoder.project_heads(weights, y, y, context.rope)
-        at = (index, 0, 0, state["position"], 0)
-        keys = lax.dynamic_update_slice(keys, _cached(k, keys), at)
-        values = lax.dynamic_update_slice(values, _cached(v, values), at)
+        keys.append(_write(old_keys, k, state["position"]))
+        values.append(_write(old_values, v, state["position"]))
         if options.step == "prefill":
             attend = flash_attention if options.attention == "flash" else decoder.dot_attention
             mixed = attend(q, k, v)
         else:
-            mixed = _attend_cache(q, keys[index], values[index], state["position"])
+            mixed = _attend_cache(q, keys[-1], values[-1], state["position"])
         x = x + product("bshk,hkd->bsd", mixed, weights["wo"], weights.get("bo"))
         y = decoder.normalize(options, weights, "mlp_norm", x)
-        return (x + decoder.feed_forward(options, weights, y), keys, values), None
-
-    stacked = (params["layers"], lax.iota(jnp.int32, options.layers))
-    carry, _ = lax.scan(layer, (x, state["keys"], state["values"]), stacked)
-    x, keys, values = carry
+        x = x + decoder.feed_forward(options, weights, y)
     x = decoder.normalize(options, params, "final_norm", x[:, -1:])
     position = state["position"] + tokens.shape[1]
-    return {"keys": keys, "values": values, "position": position}, decoder.unembed(
-        options, params, x
-    )
+    new = {"keys": keys, "values": values, "position": position}
+    return new, decoder.unembed(options, params, x)
 
 
-def _cached(x: jax.Array, cache: jax.Array) -> jax.Array:
-    """Keys or values [batch, tokens, kv_heads, head_dim] as the cache has them."""
-    return jnp.swapaxes(x, 1, 2)[None].astype(cache.dtype)
+def _write(cache: jax.Array, x: jax.Array, position: jax.Array) -> jax.Array:
+    """The cache with keys or values [batch, tokens, kv_heads, head_dim] from a position on."""
+    new = jnp.swapaxes(x, 1, 2).astype(cache.dtype)
+    return lax.dynamic_update_slice(cache, new, (0, 0, position, 0))
 
 
 def _attend_cache(

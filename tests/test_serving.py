@@ -25,7 +25,7 @@ SERVED = SMALL | {"context": 8, "weights": "float32"}
 def trained(name: str) -> tuple[DecoderOptions, Any]:
     """A model's options and parameters that show differences."""
     sizes = SMALL if name == "llama3-8b" else SMALL | {"kv_heads": None, "max_positions": 8}
-    model = build(name, **sizes, sequence=8)
+    model = build(name, **sizes, sequence=8, scan_layers=False)
     assert isinstance(model.options, DecoderOptions)
     params = jax.tree.map(lambda w: 5 * w if w.ndim > 1 else w, model.init(0)["params"])
     return model.options, params
@@ -76,7 +76,7 @@ def test_int8_weights_take_a_byte_each_and_change_logits_little() -> None:
     expected = np.asarray(quick_jit(functools.partial(decoder.apply, whole))(params, tokens))[:, -1]
     eight = options(step="prefill", weights="int8")
     rounded = serving.served(eight, params)
-    assert rounded["layers"]["wq"].values.dtype == jnp.int8
+    assert rounded["layers"][0]["wq"].values.dtype == jnp.int8
     _, logits = quick_jit(functools.partial(serving.forward, eight))(
         rounded, serving.init_state(eight), tokens
     )
@@ -135,3 +135,20 @@ def test_a_planned_step_has_the_numbers_of_one_device(
 def test_options_that_disagree_are_refused(name: str, changes: Any, reason: str) -> None:
     with pytest.raises(sw.InputError, match=reason):
         build(name, **changes)
+
+
+def test_int8_weights_are_read_as_bytes_in_the_price_of_a_step() -> None:
+    """Of the output projection 4096 x 32768, v5e reads 134 MB in int8 and 268 MB in bf16."""
+    seconds = {}
+    for weights in ("bfloat16", "int8"):
+        model = build(
+            "llama3-8b", layers=1, vocab=32768, step="decode", batch=8, context=16, weights=weights
+        )
+        plan = sw.plan(
+            model.step, *model.example_args, topology="v5e:1x1", mesh={"x": 1},
+            donate_argnums=model.donate_argnums, time_limit_s=2,
+        )  # fmt: skip
+        seconds[weights] = plan.estimate.compute_time_s
+    # All matrices but the embedding: attention 41.9 M, feed-forward 176.2 M, output 134.2 M.
+    saved = 352.3e6 / 819e9
+    assert seconds["bfloat16"] - seconds["int8"] == pytest.approx(saved, rel=0.3)
