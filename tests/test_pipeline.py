@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -173,6 +174,37 @@ def test_a_step_of_sharded_stages_is_one_collective_permute_each_way(repeats: in
         step(params, x), jax.grad(lambda w: jnp.sum(plain(layer, w, x)["h"]))(params)
     ))  # fmt: skip
     assert_close(got, want)
+
+
+@pytest.mark.parametrize("repeats", [1, 2])
+def test_a_plan_combines_stages_with_data_and_tensor_axes(repeats: int) -> None:
+    def block(one: Any, x: jax.Array) -> jax.Array:
+        return x + jnp.tanh(x @ one["in"]) @ one["out"]
+
+    def step(run: Callable[[Any, Any], Any], params: Any, x: jax.Array) -> Any:
+        grads = jax.grad(lambda params: jnp.sum(jnp.sin(run(params, x))))(params)
+        return jax.tree.map(lambda leaf, grad: leaf - 0.1 * grad, params, grads)
+
+    def staged(params: Any, x: jax.Array) -> Any:
+        return sw.pipeline(
+            block, params, x, stages=2, microbatches=4, repeats=repeats, remat=True,
+            stage_axis="stage",
+        )  # fmt: skip
+
+    rng = np.random.default_rng(0)
+    shapes = {"in": (4, 16, 32), "out": (4, 32, 16)}
+    params = {k: jnp.asarray(rng.normal(0, 0.2, s), jnp.float32) for k, s in shapes.items()}
+    x = jnp.asarray(rng.standard_normal((16, 16)), jnp.float32)
+    pinned = {"[0]['in']": P("stage" if repeats == 1 else None, None, "model"), "[1]": P("data")}
+    plan = sw.plan(
+        partial(step, staged), params, x, topology="v5e:2x4", pinned=pinned, time_limit_s=3,
+        mesh={"stage": 2, "data": 2, "model": 2},
+    )  # fmt: skip
+    if repeats == 1:
+        permutes = [c for c in plan.estimate.collectives if c.kind == "collective_permute"]
+        assert {(*c.axes, c.count) for c in permutes} == {("stage", 5)}
+    ours = plan.jit(partial(step, staged))(params, x)
+    assert_close(ours, jax.jit(partial(step, partial(plain, block)))(params, x))
 
 
 @pytest.mark.parametrize(

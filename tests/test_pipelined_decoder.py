@@ -8,40 +8,38 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import shardwright as sw
 from shardwright.errors import InputError
 from shardwright.models import build, mixture
 
 SMALL: dict[str, Any] = {
-    "layers": 4, "d_model": 32, "heads": 4, "kv_heads": 2, "d_ff": 64, "vocab": 64, "batch": 8,
+    "layers": 2, "d_model": 32, "heads": 4, "kv_heads": 2, "d_ff": 64, "vocab": 64, "batch": 8,
     "sequence": 16, "compute_dtype": "float32",
 }  # fmt: skip
-
-
-def stepped(**options: Any) -> tuple[Any, Any]:
-    model = build("llama3-8b", **SMALL, **options)
-    return jax.jit(model.train_step)(model.init(0), model.make_batch(0))
 
 
 def assert_close(ours: Any, theirs: Any) -> None:
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), ours, theirs)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"stages": 4, "microbatches": 4},
-        {"stages": 2, "microbatches": 2, "repeats": 2, "remat": "dots"},
-    ],
-    ids=["four stages", "repeats, products kept"],
-)
-def test_a_train_step_equals_the_plain_decoders(options: dict[str, Any]) -> None:
-    assert_close(stepped(**options), stepped())
+def test_a_planned_pipeline_on_eight_devices_gives_the_plain_decoders_step() -> None:
+    model = build("llama3-8b", **SMALL, stages=2, microbatches=4, stage_axis="stage")
+    plan = sw.plan(
+        model.step, *model.example_args, topology="v5e:2x4", mesh={"stage": 2, "data": 4},
+        donate_argnums=model.donate_argnums, time_limit_s=5,
+    )  # fmt: skip
+    permutes = [c for c in plan.estimate.collectives if c.kind == "collective_permute"]
+    assert {(c.axes[0], c.count) for c in permutes} == {("stage", 5)}
+    plain = build("llama3-8b", **SMALL)
+    batch = model.make_batch(0)
+    ours = plan.jit(model.step)(model.init(0), batch)
+    assert_close(ours, jax.jit(plain.step)(plain.init(0), batch))
 
 
 def test_the_products_with_weights_are_kept_where_remat_says_dots() -> None:
     def products(remat: str) -> int:
         model = build("llama3-8b", **SMALL, stages=2, microbatches=4, remat=remat)
-        jaxpr = jax.make_jaxpr(model.train_step)(*model.example_args)
+        jaxpr = jax.make_jaxpr(model.step)(*model.example_args)
         return str(jaxpr).count("dot_general")
 
     # Seven products with weights a layer: three projections, the output, and three of the block.
@@ -49,7 +47,13 @@ def test_the_products_with_weights_are_kept_where_remat_says_dots() -> None:
 
 
 def test_a_mixture_is_a_pipeline_of_its_blocks() -> None:
-    sizes = SMALL | {"experts": 4, "head_dim": 8, "capacity_factor": 4.0, "kv_heads": None}
+    sizes = SMALL | {
+        "layers": 4,
+        "experts": 4,
+        "head_dim": 8,
+        "capacity_factor": 4.0,
+        "kv_heads": None,
+    }
     plain, stages = (
         build("gshard-37b", **sizes, **options)
         for options in ({}, {"stages": 2, "microbatches": 4, "remat": "none"})
@@ -65,12 +69,12 @@ def test_a_mixture_is_a_pipeline_of_its_blocks() -> None:
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"stages": 3}, "stages=3 x repeats=1 does not divide the 4 layers"),
-        ({"stages": 2, "repeats": 2}, "microbatches=1 is not a multiple of stages=2"),
+        ({"stages": 3}, "stages=3 x repeats=1 does not divide the 2 layers"),
+        ({"stages": 2, "repeats": 2, "layers": 4}, "microbatches=1 is not a multiple of stages=2"),
         ({"repeats": 2}, "give stages, too"),
         ({"stages": 2, "scan_layers": False}, "leave scan_layers true"),
     ],
 )
 def test_stages_that_cannot_be_are_refused(options: dict[str, Any], told: str) -> None:
     with pytest.raises(InputError, match=told):
-        build("llama3-8b", **SMALL, **options)
+        build("llama3-8b", **(SMALL | options))
