@@ -2,6 +2,8 @@
 
     python benchmarks/published_runs.py [--only TEXT] [--plan SECONDS]
 
+With --plan each run is also planned, and the plan compared with the sharding that was used.
+
 Every run of `published_runs.json` is built with the reference decoder as it was trained (sizes,
 batch, what was kept and offloaded for the backward pass, flash attention) and priced by
 `sw.evaluate` with its own mesh and sharding, MaxText's. The runs' sources are in the file.
@@ -25,8 +27,10 @@ import jax
 from jax.sharding import PartitionSpec
 
 import shardwright as sw
+from shardwright.errors import DoesNotFitError
 from shardwright.models.registry import ReferenceModel, build
 
+MEMORY_FRACTION = 0.9
 _FILE = Path(__file__).with_name("published_runs.json")
 _TENSOR = ("tensor",)
 _RULES: dict[str, tuple[tuple[str, ...], ...]] = {
@@ -132,6 +136,62 @@ def price(run: Run) -> Priced:
     return Priced(run, estimate)
 
 
+@dataclass(frozen=True)
+class Planned:
+    """The planner's own plan for a run, or why there is none."""
+
+    priced: Priced
+    plan: Any
+    no_plan: str
+
+    def row(self) -> str:
+        """The plan beside the sharding that was used."""
+        head = f"| {self.priced.run.id} | {self.priced.estimate.step_time_s:.3f}"
+        if self.plan is None:
+            return f"{head} | | | | | {self.no_plan} |"
+        estimate = self.plan.estimate
+        mesh = " x ".join(f"{axis} {size}" for axis, size in self.plan.mesh_axes.items())
+        ratio = estimate.step_time_s / self.priced.estimate.step_time_s
+        slower = "" if ratio <= NOT_SLOWER else " SLOWER"
+        return (
+            f"{head} | {estimate.step_time_s:.3f} | {ratio:.3f}{slower} "
+            f"| {estimate.compute_time_s:.2f} + {estimate.exposed_collective_time_s:.2f} "
+            f"| {estimate.peak_memory_bytes / 1e9:.1f} | {mesh} |"
+        )
+
+
+NOT_SLOWER = 1.0005
+PLAN_HEADER = (
+    "| run | as run s | plan s | plan / as run | compute + exposed | peak GB | mesh |\n"
+    + "|---" * 7
+    + "|"
+)
+
+
+def make_plan(priced: Priced, seconds: float) -> Planned:
+    """Plans a run, with as much memory as its own sharding is predicted to take.
+
+    Some of the runs are predicted to take more than there is: the loss of the reference decoder
+    writes its logits in float32, MaxText's does not.
+    """
+    run = priced.run
+    model = run.build()
+    needed = priced.estimate.peak_memory_bytes / priced.estimate.memory_capacity_bytes
+    try:
+        plan = sw.plan(
+            model.train_step,
+            *model.example_args,
+            topology=run.topology,
+            donate_argnums=model.donate_argnums,
+            memory_fraction=min(1.0, max(MEMORY_FRACTION, needed)),
+            time_limit_s=seconds,
+            model_flops=model.model_flops_per_step,
+        )
+    except DoesNotFitError as error:
+        return Planned(priced, None, error.what)
+    return Planned(priced, plan, "")
+
+
 HEADER = (
     "| run | slice | mesh | measured s | predicted s | error | compute | exposed | peak GB |\n"
     + "|---" * 9
@@ -164,6 +224,9 @@ def main() -> None:
     """Prices the runs and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="", help="runs whose name holds this text")
+    parser.add_argument(
+        "--plan", type=float, default=0.0, metavar="SECONDS", help="plan the runs too, so long each"
+    )
     given = parser.parse_args()
     priced = []
     print(HEADER)
@@ -175,6 +238,10 @@ def main() -> None:
     print(f"\nmedian error {statistics.median(errors):.1%}, largest {max(errors):.1%}")
     wrong = list(out_of_order(priced))
     print(f"wrong order within a family: {'; '.join(wrong) or 'none'}")
+    if given.plan:
+        print("\n" + PLAN_HEADER)
+        for one in priced:
+            print(make_plan(one, given.plan).row(), flush=True)
 
 
 if __name__ == "__main__":

@@ -5,8 +5,10 @@ the host) occupy links: a dimension of the torus, the data-centre network, one d
 Transfers that use different links run at the same time; on a link they queue. A transfer that
 kernels wait for has precedence, others go on behind it, as the TPU compiler cuts them into parts.
 
-Loops are pipelined by one pass: what a pass needs from outside the loop may come while the pass
-before it computes, and what leaves a pass may leave while the next one computes.
+What leaves a pass of a loop may do so while the next pass computes, as libtpu 0.0.42.1 writes the
+sums of gradients over slices: sent at the start of the next pass, received at its end. What a pass
+gathers it gathers itself: of a decoder layer's weights the first gather is synchronous there, and
+the others run beside the kernels before their use.
 """
 
 from __future__ import annotations
@@ -48,8 +50,8 @@ class Transfer:
     Attributes:
       stages: its parts, one after the other.
       when: it "stops" the kernels where it stands; or its result is wanted where it stands, and it
-        may run "ahead", from the start of the pass before; or it starts where it stands and runs
-        "behind", at the latest until it stands there again or the loop ends.
+        may run "ahead", from the start of its pass; or it starts where it stands and runs "behind",
+        at the latest until it stands there again or the loop ends.
     """
 
     stages: tuple[Stage, ...]
@@ -220,17 +222,15 @@ class _Run:
     def _loop(self, loop: Loop) -> None:
         ahead = _ahead(loop.entries)
         queue = _Queue()
-        queue.add(ahead, 0)
         told = self._on_span is not None
         most = max(1, int(loop.passes * self._shown_passes)) if told else _SIMULATED_PASSES
         turn = 0
         while turn < loop.passes:
             start, waited = self.now, self.exposed
-            if turn + 1 < loop.passes:
-                queue.add(ahead, turn + 1)
+            queue.add(ahead, turn)
             self._pass(loop.entries, queue, turn)
             turn += 1
-            alike = loop.passes - 1 - turn  # the last pass, after which nothing comes, is run
+            alike = loop.passes - turn
             if alike > 0 and turn >= most:
                 seconds = self.now - start
                 self.exposed += alike * (self.exposed - waited)
