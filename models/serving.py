@@ -2,9 +2,9 @@
 
 Both read and write a cache of keys and values [batch, kv_heads, context, head_dim] of each layer,
 whose memory the new one takes over. All sequences are at the same position, as in a batch that
-starts together; the layers are those of `decoder`, one after the other without a loop: the TPU
-compiler (libtpu 0.0.42) copies a stack of caches twice a step to change its layout, and each layer's
-out of it, where a cache of each layer is updated and read in place.
+starts together. The layers are those of `decoder`, one after the other without a loop: of a stack
+of caches the TPU compiler (libtpu 0.0.42) makes copies in another layout, and takes each layer's
+out of it, where the cache of one layer is updated and read in place.
 
 Source: Pope et al., Efficiently Scaling Transformer Inference (2022), sections 2 and 3.
 """

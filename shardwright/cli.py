@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from shardwright import cli_inputs as inputs
+from shardwright import cli_latency as latency
+from shardwright import cli_layout as layouts
 from shardwright import cli_options as options
 from shardwright import cli_specs as specs
 from shardwright import cli_variants as forms
@@ -107,6 +109,8 @@ def plan(
     time_limit: Annotated[float, typer.Option(help="Seconds of search.")] = 12.0,
     seed: Annotated[int, typer.Option(help="Of the solver's random choices.")] = 0,
     refine: options.Refine = 0,
+    layout: layouts.LayoutOption = layouts.Layout.FREE,
+    names: layouts.NamesOption = None,
     chip: options.Chip = None,
     server: options.Server = None,
     api_key: options.ApiKey = None,
@@ -117,6 +121,7 @@ def plan(
     layers: options.Layers = None,
     step: options.Step = None,
     context: options.Context = None,
+    latency_limit: latency.LatencyLimit = None,
     remat: forms.Remat = None,
     microbatches: forms.Microbatches = None,
     optimizer_dtype: forms.OptimizerDtype = None,
@@ -135,6 +140,7 @@ def plan(
         raise InputError(
             "a server compiles nothing", where="--refine", do="Refine here, or leave --refine out"
         )
+    layouts.check_layout(layout, names, server)
     if output is not None:
         inputs.check_output(output)
     inputs.check_time_limit(time_limit)
@@ -166,7 +172,12 @@ def plan(
             "tokens_per_step": None if varied else loaded.tokens_per_step,
             "on_progress": report,
         }
-        if server is not None:
+        within = None
+        if latency_limit is not None:
+            latency.check(varied, server)
+            loaded, within = latency.largest(latency_limit, loaded, asked)
+            made = within.plan
+        elif server is not None:
             made = plan_on_server(server, api_key, loaded, choices=choices, **asked)
         else:
             from shardwright.planner.planning import plan as make_plan
@@ -178,6 +189,7 @@ def plan(
                 refine=refine,
                 donate_argnums=loaded.donate,
                 name=loaded.name,
+                **layouts.layout_options(layout, names, loaded.args),
                 **asked,
             )
         if target is not None:
@@ -211,6 +223,8 @@ def plan(
             width=result_width(),
         )
     )
+    if not quiet and within is not None:
+        print_note(latency.trials_text(within))
     if not quiet:
         print_note(
             f"written to {output}" if output else "not saved: give -o plan.json to keep the plan"
