@@ -2,8 +2,8 @@
 
 Every logical name is a node of the sharding problem that chooses a set of mesh axes, and an
 argument or result whose dimension has the name must shard that dimension over exactly these. What
-runs between is free. A plan under this rule can be written as layout rules, as Mesh-TensorFlow, Flax
-and MaxText take them.
+runs between is free. A plan under this rule can be written as layout rules, as Mesh-TensorFlow,
+Flax and MaxText take them.
 
 Source: Shazeer et al., Mesh-TensorFlow (2018), section 3 (computation layout: a partial map from
   dimension names to mesh dimensions).

@@ -12,8 +12,8 @@ import typer
 
 from shardwright import cli_inputs as inputs
 from shardwright import cli_options as options
-from shardwright import cli_specs as specs
 from shardwright.cli_console import print_note
+from shardwright.cli_layout import read_names
 from shardwright.cli_planned import load_planned
 from shardwright.cli_work import model_options, planning
 from shardwright.errors import InputError
@@ -139,13 +139,11 @@ def _rules(plan: Plan, names: Path | None, form: Form) -> str:
     return write(plan.data, found)
 
 
-def _names(plan: PlanModel, path: Path | None) -> dict[str, tuple[str | None, ...]]:
+def _names(plan: PlanModel, path: Path | None) -> Mapping[str, tuple[str | None, ...]]:
     if path is not None:
-        read = specs.read_spec_file(path)
-        return {
-            pattern: tuple(entry if isinstance(entry, str) else None for entry in spec)
-            for pattern, spec in read.items()
-        }
+        return read_names(path)
+    if plan.layout is not None:
+        return {path: tuple(names) for path, names in plan.layout.names.items()}
     from shardwright.models.logical_axes import decoder_names
 
     tensors = plan.program.inputs

@@ -12,6 +12,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from shardwright.cli_layout import layout_section
 from shardwright.cli_text import source_text, table
 from shardwright.reports.facts import (
     certificate,
@@ -72,6 +73,7 @@ def plan_view(
     return Group(
         _title(name or plan.program.name, plan.topology, plan.mesh_axes),
         _facts([("mesh", Text(layout)), *facts]),
+        *layout_section(plan),
         *_tensors(plan, everything, width),
         *(_results(plan) if everything else ()),
         *_compute(plan.estimate, everything, width),
