@@ -1,0 +1,125 @@
+"""Predicts the speed-ups that GPipe published for pipelines, and prints them beside those.
+
+    python benchmarks/gpipe.py [--sequences N]
+
+Source of what was measured: Huang et al., GPipe (2019), table 2: training throughput on K
+accelerators with M microbatches, as a multiple of that with K = 2, M = 1.
+
+The 48-layer Transformer is built as published (d_model 2048, d_ff 8192, 32 heads, sequences of
+1024, vocabulary 32000; norms, activation and optimizer are ours: pre-layer norm, GELU, AdamW) and
+priced by `sw.evaluate` on K cores of TPU v3, the stages and the vocabulary sharded over them. With
+M = 32, a microbatch is one sequence. "Batch size was adjusted to fit memory if necessary": what it
+was with M = 1, the paper does not tell. Here it is `--sequences` a core (1 unless told): the one
+free number, and ratios to M = 1 depend on it. Ratios within one M do not; they come first.
+
+AmoebaNet is not built: its cells differ, and `sw.pipeline` takes layers that are alike. Its rows
+show the law of equal stages alone, M K / (M + K - 1), which leaves out what made it slow: that
+stages take unequal time, and that small convolutions do not get faster in proportion.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import Any
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import jax
+from jax.sharding import PartitionSpec
+
+import shardwright as sw
+from shardwright.models import build
+
+CORES = 8
+TOPOLOGY = "v3:2x2"
+WITHIN = 0.15
+TRANSFORMER: dict[str, Any] = {
+    "layers": 48, "d_model": 2048, "d_ff": 8192, "heads": 32, "kv_heads": 32, "sequence": 1024,
+    "vocab": 32000, "norm": "layer", "mlp": "gelu", "positions": "sinusoidal", "clip_norm": None,
+    "stage_axis": "stage",
+}  # fmt: skip
+PUBLISHED: dict[int, dict[int, float]] = {
+    1: {2: 1.0, 4: 1.07, 8: 1.3},
+    32: {2: 1.8, 4: 3.4, 8: 6.3},
+}
+"""Of the Transformer: microbatches -> accelerators -> throughput."""
+AMOEBANET: dict[int, float] = {2: 1.07, 4: 1.26, 8: 1.72}
+"""With 4 microbatches."""
+
+
+def estimate(stages: int, microbatches: int, batch: int) -> Any:
+    """The Transformer's step on as many cores as there are stages.
+
+    The smallest slice has eight cores; those that are left over do the same as the others.
+    """
+    model = build("llama3-8b", **TRANSFORMER, stages=stages, microbatches=microbatches, batch=batch)
+    return sw.evaluate(
+        model.step,
+        *model.example_args,
+        topology=TOPOLOGY,
+        mesh={"stage": stages, "alike": CORES // stages},
+        in_specs=(_specs(model.example_args[0]), PartitionSpec()),
+        donate_argnums=model.donate_argnums,
+    )
+
+
+def _specs(state: Any) -> Any:
+    def spec(path: tuple[Any, ...], leaf: Any) -> PartitionSpec:
+        names = {key.key for key in path if isinstance(key, jax.tree_util.DictKey)}
+        if "layers" in names and leaf.ndim:
+            return PartitionSpec("stage")
+        return PartitionSpec(None, "stage") if names & {"embedding", "head"} else PartitionSpec()
+
+    return jax.tree_util.tree_map_with_path(spec, state)
+
+
+def bubble(stages: int, microbatches: int) -> float:
+    """The part of a pipeline's steps in which a stage has nothing to do."""
+    return (stages - 1) / (microbatches + stages - 1)
+
+
+def row(what: str, predicted: float, published: float) -> str:
+    """A prediction beside what was measured."""
+    error = predicted / published - 1
+    far = "" if abs(error) <= WITHIN else " FAR"
+    return f"| {what} | {predicted:.2f} | {published:.2f} | {error:+.1%}{far} |"
+
+
+def main() -> None:
+    """Prints the predictions."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sequences", type=int, default=1, help="A core, with one microbatch.")
+    sequences = parser.parse_args().sequences
+    print(
+        "| K | M | batch | step s | compute | exposed | bubble | sequences/s |\n" + "|---" * 8 + "|"
+    )
+    rates: dict[tuple[int, int], float] = {}
+    for microbatches, published in PUBLISHED.items():
+        for stages in published:
+            batch = stages * sequences if microbatches == 1 else microbatches
+            made = estimate(stages, microbatches, batch)
+            rates[stages, microbatches] = batch / made.step_time_s
+            print(
+                f"| {stages} | {microbatches} | {batch} | {made.step_time_s:.3f} "
+                f"| {made.compute_time_s:.3f} | {made.exposed_collective_time_s:.3f} "
+                f"| {bubble(stages, microbatches):.0%} | {rates[stages, microbatches]:.2f} |",
+                flush=True,
+            )
+    head = "| predicted | published | error |\n" + "|---" * 4 + "|"
+    print(f"\n| Transformer, M = 32: throughput over that of K = 2 {head}")
+    many = PUBLISHED[32]
+    for stages in (4, 8):
+        print(row(f"K = {stages}", rates[stages, 32] / rates[2, 32], many[stages] / many[2]))
+    print(f"\n| Transformer: throughput over that of K = 2, M = 1 {head}")
+    for microbatches, published in PUBLISHED.items():
+        for stages, measured in published.items():
+            found = rates[stages, microbatches] / rates[2, 1]
+            print(row(f"K = {stages}, M = {microbatches}", found, measured))
+    print(f"\n| AmoebaNet, M = 4: the law of equal stages {head}")
+    for stages, measured in AMOEBANET.items():
+        print(row(f"K = {stages}", 4 * stages / (4 + stages - 1), measured))
+
+
+if __name__ == "__main__":
+    main()
