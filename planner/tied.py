@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from shardwright.planner.problem import ShardingProblem
 from shardwright.planner.solver import Solution, solve
+from shardwright.planner.solver.mixtures import mix
 from shardwright.planner.solver.ties import tie
 from shardwright.planner.solver.whole import improve
 
@@ -61,5 +62,8 @@ def solve_weighed(
         # Untied choices might fit.
         return replace(solution, choices=choices, bound=-math.inf, least_peak_proven=False)
     if untie:
-        return improve(program, choices, deadline=deadline, gap=gap, seed=seed)
+        mixed = mix(program, tied, solution.choices, deadline=deadline, gap=gap, seed=seed)
+        return improve(
+            program, mixed.choices, deadline=deadline, gap=gap, seed=seed, prices=mixed.prices
+        )
     return replace(solution, choices=choices, bound=-math.inf, gap=math.inf, status="feasible")

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import time
 
 import numpy as np
 import pytest
@@ -9,6 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardwright.planner.solver import Edge, MemoryTerm, Problem, evaluate, solve
+from shardwright.planner.solver.mixtures import mix
+from shardwright.planner.solver.problem import memory_profile
+from shardwright.planner.solver.restricted import restrict
 from shardwright.planner.solver.ties import tie
 from shardwright.planner.solver.whole import improve
 
@@ -93,3 +97,61 @@ def test_improving_the_whole_problem_bounds_and_never_worsens(case):
     assert evaluate(problem, better.choices).cost == better.cost
     least = solve(problem, time_limit_s=20).cost
     assert better.bound <= least * (1 + 1e-9) + 1e-9 <= better.cost * (1 + 2e-9) + 2e-9
+
+
+@settings(max_examples=60, deadline=None)
+@given(repeated())
+def test_a_tied_time_point_holds_what_that_point_of_the_whole_problem_does(case):
+    problem, classes = case
+    tied = tie(problem, classes)
+    for choices in itertools.product(*(range(len(c)) for c in tied.problem.costs)):
+        small = memory_profile(tied.problem, choices)
+        whole = memory_profile(problem, tied.lift(choices))
+        assert small.tolist() == whole[list(tied.times[: len(small)])].tolist()
+
+
+@settings(max_examples=60, deadline=None)
+@given(repeated(), st.integers(0, 2**32 - 1))
+def test_restricted_problems_have_the_best_of_all_mixtures(case, seed):
+    problem, _ = case
+    rng = np.random.default_rng(seed)
+    known = [[int(rng.integers(len(c))) for c in problem.costs] for _ in range(2)]
+    small = restrict(problem, known)
+    assert [small.lift(small.project(choices)) for choices in known] == [*map(tuple, known)]
+    found = solve(small.problem, time_limit_s=20)
+    mixtures = itertools.product(*map(set, zip(*known, strict=True)))
+    checked = [evaluate(problem, choices) for choices in mixtures]
+    least = min((one.cost for one in checked if one.feasible), default=math.inf)
+    assert found.status == ("infeasible" if least == math.inf else "optimal")
+    if least < math.inf:
+        assert found.cost == evaluate(problem, small.lift(found.choices)).cost == least
+
+
+def test_parts_that_choose_differently_use_the_memory_that_one_choice_for_all_leaves():
+    # Ten parts; the fast choice costs 1 and holds 10 bytes, the lean one costs 2 and holds 5.
+    costs = np.array([1.0, 2.0])
+    memory = tuple(MemoryTerm(part, 0, 1, np.array([10, 5])) for part in range(10))
+    problem = Problem((costs,) * 10, (), memory, 80)
+    tied = tie(problem, [0] * 10)
+    alone = solve(tied.problem)
+    assert alone.cost == 20
+    mixed = mix(problem, tied, alone.choices, deadline=time.perf_counter() + 20, gap=0.0, seed=0)
+    assert evaluate(problem, mixed.choices).cost == 14
+    better = improve(
+        problem, mixed.choices, deadline=time.perf_counter() + 20, gap=0.0, prices=mixed.prices
+    )
+    # A byte is worth a fifth of a second, which proves that nothing is better.
+    assert better.bound == pytest.approx(14, rel=1e-3)
+
+
+@settings(max_examples=60, deadline=None)
+@given(repeated())
+def test_mixtures_fit_and_cost_no_more_than_one_choice_for_all(case):
+    problem, classes = case
+    tied = tie(problem, classes)
+    alone = solve(tied.problem, time_limit_s=20)
+    if alone.status == "infeasible":
+        return
+    mixed = mix(problem, tied, alone.choices, deadline=time.perf_counter() + 20, gap=0.0, seed=0)
+    checked = evaluate(problem, mixed.choices)
+    assert checked.feasible and checked.cost <= alone.cost

@@ -27,10 +27,12 @@ class Tied:
     Attributes:
       problem: the small problem. Its time points are those of the whole one that can bind.
       classes: for every node of the whole problem its node in the small one.
+      times: the time points of the small problem in the whole one.
     """
 
     problem: Problem
     classes: tuple[int, ...]
+    times: tuple[int, ...]
 
     def lift(self, choices: Sequence[int]) -> tuple[int, ...]:
         """Choices of the whole problem from choices of the small one."""
@@ -55,7 +57,7 @@ def tie(problem: Problem, classes: Sequence[int]) -> Tied:
     if problem.names is not None:
         for name, c in zip(problem.names, classes, strict=True):
             names[c] = names[c] or name
-    memory, base = _memory(problem, classes)
+    memory, base, times = _memory(problem, classes)
     small = Problem(
         costs=_costs(problem, classes, count),
         edges=_edges(problem, classes),
@@ -64,7 +66,7 @@ def tie(problem: Problem, classes: Sequence[int]) -> Tied:
         base_memory=base,
         names=tuple(names),
     )
-    return Tied(small, tuple(classes))
+    return Tied(small, tuple(classes), tuple(times.tolist()))
 
 
 def _costs(problem: Problem, classes: Sequence[int], count: int) -> tuple[CostArray, ...]:
@@ -97,11 +99,11 @@ def _total(parts: list[tuple[CostArray, int]]) -> CostArray:
 
 def _memory(
     problem: Problem, classes: Sequence[int]
-) -> tuple[tuple[MemoryTerm, ...], CostArray | None]:
-    """Memory by class at the time points where more is held than at any other."""
+) -> tuple[tuple[MemoryTerm, ...], CostArray | None, IntArray]:
+    """Memory by class at the time points where more is held than at any other, and those points."""
     terms = [term for term in problem.memory if term.start < term.end]
     if not terms or problem.memory_limit is None:
-        return (), None
+        return (), None, np.zeros(0, dtype=np.int64)
     kinds: dict[tuple[int, int], int] = {}
     usages: list[tuple[int, CostArray]] = []
     kind_of = np.empty(len(terms), dtype=np.int64)
@@ -116,7 +118,10 @@ def _memory(
     base = problem.base_memory
     if base is None:
         points = _fullest_moments(starts, ends)
-        counts = _undominated(_ends_of_runs(_counts(starts, ends, kind_of, len(usages), points)))
+        counts = _counts(starts, ends, kind_of, len(usages), points)
+        kept = _ends_of_runs(counts)
+        kept = kept[_undominated(counts[kept])]
+        points, counts = points[kept], counts[kept]
     else:
         points = np.arange(problem.horizon)
         base = np.concatenate([base, np.zeros(problem.horizon - len(base), dtype=base.dtype)])
@@ -129,7 +134,7 @@ def _memory(
         for start, end in pairwise(bounds):
             if column[start]:
                 found.append(MemoryTerm(c, start, end, int(column[start]) * usage))
-    return tuple(found), base
+    return tuple(found), base, points
 
 
 def _fullest_moments(starts: IntArray, ends: IntArray) -> IntArray:
@@ -156,23 +161,25 @@ def _counts(
 
 
 def _ends_of_runs(counts: IntArray) -> IntArray:
-    """Leaves out rows between two others that hold at least twice as much of everything together.
+    """The rows but those between two that together hold at least twice as much of everything.
 
     From one of many equal parts to the next the counts change by the same amounts, so that what is
     held at the same place in each of them lies between what is held there in the first and last.
     Whatever is chosen, one of those two then holds at least as much.
     """
+    kept = np.arange(len(counts))
     for _ in range(_PASSES):
-        period = _period(counts)
+        left = counts[kept]
+        period = _period(left)
         if period is None:
             break
-        before, after = counts[: -2 * period], counts[2 * period :]
-        keep = np.ones(len(counts), dtype=bool)
-        keep[period:-period] = (2 * counts[period:-period] > before + after).any(axis=1)
+        before, after = left[: -2 * period], left[2 * period :]
+        keep = np.ones(len(left), dtype=bool)
+        keep[period:-period] = (2 * left[period:-period] > before + after).any(axis=1)
         if keep.all():
             break
-        counts = counts[keep]
-    return counts
+        kept = kept[keep]
+    return kept
 
 
 def _period(counts: IntArray) -> int | None:
@@ -203,4 +210,5 @@ def _undominated(counts: IntArray) -> IntArray:
             # What comes later holds no more in all, so that it cannot hold as much of everything.
             later = place + 1 + np.flatnonzero(left[place + 1 :])
             left[later] = (rows[later] > rows[place]).any(axis=1)
-    return counts[np.sort(order[kept])]
+    rows_kept: IntArray = np.sort(order[kept])
+    return rows_kept

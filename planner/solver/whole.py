@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -16,8 +16,8 @@ from shardwright.planner.solver.arrays import to_arrays
 from shardwright.planner.solver.dual import Dual
 from shardwright.planner.solver.incumbent import PROVEN, Incumbent, relative_gap
 from shardwright.planner.solver.kernels import forest_search
-from shardwright.planner.solver.network import Network, NoFeasibleChoiceError
-from shardwright.planner.solver.problem import Problem
+from shardwright.planner.solver.network import IntArray, Network, NoFeasibleChoiceError
+from shardwright.planner.solver.problem import FloatArray, Problem
 from shardwright.planner.solver.reductions import forbid_unsupported, reduce_memory
 from shardwright.planner.solver.solve import Solution
 
@@ -34,6 +34,7 @@ def improve(
     deadline: float,
     gap: float,
     seed: int = 0,
+    prices: Mapping[int, float] | None = None,
 ) -> Solution:
     """Improves choices and bounds what any choices cost, round by round.
 
@@ -41,13 +42,14 @@ def improve(
       choices: feasible ones to begin with.
       deadline: on the clock of `time.perf_counter`; one round is always made.
       gap: relative gap at which to stop.
+      prices: of a byte at time points, to begin with.
     """
     started = time.perf_counter()
     incumbent = Incumbent(problem)
     incumbent.offer(choices)
     bound = -math.inf
     try:
-        bound = _rounds(problem, incumbent, deadline, gap, seed)
+        bound = _rounds(problem, incumbent, deadline, gap, seed, prices or {})
     except NoFeasibleChoiceError:
         bound = incumbent.cost
     bound = min(bound, incumbent.cost)
@@ -65,13 +67,18 @@ def improve(
 
 
 def _rounds(
-    problem: Problem, incumbent: Incumbent, deadline: float, gap: float, seed: int
+    problem: Problem,
+    incumbent: Incumbent,
+    deadline: float,
+    gap: float,
+    seed: int,
+    prices: Mapping[int, float],
 ) -> float:
     network = Network(problem)
     forbid_unsupported(network, network.alive())
     reduce_memory(network)
     arrays = to_arrays(network, share=True)
-    dual = Dual(arrays)
+    dual = Dual(arrays, _nearby(prices, network.times))
     bound = -math.inf
     slow = 0
     while True:
@@ -94,3 +101,11 @@ def _rounds(
         enough = relative_gap(incumbent.cost, bound) <= max(gap, PROVEN)
         if enough or slow >= _SLOW_ROUNDS or time.perf_counter() + took > deadline:
             return bound
+
+
+def _nearby(prices: Mapping[int, float], times: IntArray) -> FloatArray:
+    """Prices at the time points that are left; those of points that are not go to the nearest."""
+    placed = np.zeros(len(times))
+    for point, price in prices.items() if len(times) else ():
+        placed[int(np.argmin(np.abs(times - point)))] += price
+    return placed

@@ -1,0 +1,115 @@
+"""Better choices for many alike parts than one choice for all: parts that choose differently.
+
+Where memory binds, one choice for all parts leaves memory unused, for the next cheaper one does not
+fit. With a price on memory the cheapest choices are found at once for the tied problem, a little
+above the right price those that need less, a little below those that need more; some parts take
+the ones, some the others. The prices that prove most of the tied problem prove about as much of
+the whole one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardwright.planner.solver.arrays import to_arrays
+from shardwright.planner.solver.dual import Dual
+from shardwright.planner.solver.network import Network, NoFeasibleChoiceError
+from shardwright.planner.solver.problem import FloatArray, Problem, evaluate
+from shardwright.planner.solver.reductions import forbid_unsupported, reduce_memory
+from shardwright.planner.solver.restricted import restrict
+from shardwright.planner.solver.solve import solve
+from shardwright.planner.solver.ties import Tied
+
+_FACTORS = (0.5, 0.8, 0.95, 1.0, 1.05, 1.25, 2.0)
+"""Of the right prices, at which choices are looked for."""
+_ROUNDS, _ITERATIONS = 20, 50
+_PRICED_SECONDS = 2.0
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Choices of a whole problem, and prices that bound it.
+
+    Attributes:
+      prices: cost per byte, by time point of the whole problem where it is not 0.
+    """
+
+    choices: tuple[int, ...]
+    prices: dict[int, float]
+
+
+def mix(
+    problem: Problem,
+    tied: Tied,
+    choices: Sequence[int],
+    *,
+    deadline: float,
+    gap: float,
+    seed: int,
+) -> Mixture:
+    """The best mixture of choices that are cheapest at about the right prices of memory.
+
+    Args:
+      problem: the whole problem.
+      tied: its alike nodes tied.
+      choices: feasible ones of the tied problem; the mixture costs no more.
+      deadline: on the clock of `time.perf_counter`.
+      gap: relative gap at which to stop.
+    """
+    start = tied.lift(choices)
+    prices = _prices(tied.problem, evaluate(tied.problem, choices).cost, deadline)
+    if not prices.any():
+        return Mixture(start, {})
+    known = [start]
+    for factor in _FACTORS:
+        left = min(_PRICED_SECONDS, deadline - time.perf_counter())
+        if left > 0:
+            priced = solve(
+                _priced(tied.problem, factor * prices), time_limit_s=left, gap=0.1 * gap, seed=seed
+            )
+            known.append(tied.lift(priced.choices))
+    small = restrict(problem, known)
+    mixed = solve(
+        small.problem,
+        time_limit_s=max(0.0, deadline - time.perf_counter()),
+        gap=0.5 * gap,
+        seed=seed,
+        warm_starts=[small.project(start)],
+    )
+    at = np.flatnonzero(prices).tolist()
+    return Mixture(small.lift(mixed.choices), {tied.times[t]: float(prices[t]) for t in at})
+
+
+def _prices(problem: Problem, upper: float, deadline: float) -> FloatArray:
+    """The prices of memory that prove the highest bound found, by time point."""
+    prices = np.zeros(problem.horizon)
+    network = Network(problem)
+    try:
+        forbid_unsupported(network, network.alive())
+        reduce_memory(network)
+    except NoFeasibleChoiceError:
+        return prices
+    if not network.alive() or not len(network.slack):
+        return prices
+    dual = Dual(to_arrays(network))
+    for _ in range(_ROUNDS):
+        dual.ascend(_ITERATIONS, upper - network.constant)
+        if time.perf_counter() > deadline:
+            break
+    prices[network.times] = dual.prices
+    return prices
+
+
+def _priced(problem: Problem, prices: FloatArray) -> Problem:
+    """The problem with memory paid for instead of limited."""
+    paid = np.concatenate([[0.0], np.cumsum(prices)])
+    costs = [np.asarray(c, dtype=np.float64) for c in problem.costs]
+    for term in problem.memory:
+        price = paid[term.end] - paid[term.start]
+        if price:
+            costs[term.node] = costs[term.node] + price * term.usage
+    return Problem(costs=tuple(costs), edges=problem.edges, names=problem.names)
