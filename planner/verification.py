@@ -24,7 +24,14 @@ from shardwright.hardware_profiles.chip import parse_chip
 from shardwright.hardware_profiles.slices import parse_slice
 from shardwright.planner.annotated import annotated_stablehlo
 from shardwright.planner.compiled import CompiledCollective, module_collectives
+from shardwright.planner.compiled_kernels import (
+    KernelComparison,
+    compare_kernels,
+    explain_kernels,
+    seconds_by_line,
+)
 from shardwright.planner.compiled_memory import compiled_peak
+from shardwright.planner.compiled_schedule import compiled_time
 from shardwright.planner.compiling import (
     Compiler,
     bytes_used,
@@ -115,6 +122,7 @@ def verification(plan: Plan, hlo: str, result: dict[str, Any], compiler: Compile
     rows = compare_collectives(plan.estimate, found, mesh)
     paths = [tensor.path for tensor in plan.data.program.outputs]
     differences = result.get("differences", [])
+    kernels, notes = _kernels(plan, module) if compiler == "tpu" else ([], [])
     return Verification(
         **_about(plan, compiler),
         compile_seconds=result["seconds"],
@@ -123,12 +131,13 @@ def verification(plan: Plan, hlo: str, result: dict[str, Any], compiler: Compile
         collectives=rows,
         operations=compare_operations(plan.estimate, found, mesh),
         memory=memory,
-        time=_time(plan, _compute_seconds(plan, module) if compiler == "tpu" else None),
+        time=_time(plan, module if compiler == "tpu" else None),
+        kernels=kernels,
         outputs=[
             OutputComparison(path=path, difference=difference)
             for path, difference in zip(paths, differences, strict=bool(differences))
         ],
-        notes=[*explain(rows, memory), *_together(found), *_unknown_kernels(module)],
+        notes=[*explain(rows, memory), *_together(found), *notes],
     )
 
 
@@ -166,34 +175,27 @@ def _memory(
     )
 
 
-def _time(plan: Plan, compute: float | None) -> TimeComparison:
+def _time(plan: Plan, module: HloModule | None) -> TimeComparison:
     estimate = plan.estimate
+    time = None if module is None else compiled_time(module, plan.logical_mesh)
     return TimeComparison(
         predicted_step=estimate.step_time_s,
         predicted_compute=estimate.compute_time_s,
         predicted_collectives=estimate.collective_time_s,
-        compiled_compute=compute,
+        compiled_step=time and time.step_s,
+        compiled_compute=time and time.compute_s,
+        compiled_collectives=time and time.collective_s,
     )
 
 
-def _compute_seconds(plan: Plan, module: HloModule) -> float:
-    counts = module.run_counts()
-    cycles = sum(
-        (line.estimated_cycles or 0) * counts.get(name, 0.0)
-        for name, lines in module.computations.items()
-        for line in lines
-    )
-    return cycles / parse_chip(plan.data.chip).clock_hz.value
-
-
-def _unknown_kernels(module: HloModule) -> list[str]:
-    """Kernels that the compiler says no cycles of, though it has an entry for them."""
-    unknown = sum(
-        line.estimated_cycles is None and '"estimated_cycles"' in line.text
-        for lines in module.computations.values()
-        for line in lines
-    )
-    return [f"the compiler estimates no cycles for {unknown} kernels"] if unknown else []
+def _kernels(plan: Plan, module: HloModule) -> tuple[list[KernelComparison], list[str]]:
+    """Kernels by line, and what is to be told of them."""
+    clock = plan.logical_mesh.slice.chip.clock_hz.value
+    rows = compare_kernels(plan.estimate, seconds_by_line(module, clock))
+    notes = list(explain_kernels(rows, plan.mesh_axes, module, clock))
+    if unknown := compiled_time(module, plan.logical_mesh).unknown:
+        notes.append(f"the compiler estimates no cycles for {unknown} kernels")
+    return rows, notes
 
 
 def _together(found: Sequence[CompiledCollective]) -> list[str]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pydantic import BaseModel, ConfigDict, Field
 
 from shardwright.planner.compiled import CompiledCollective
+from shardwright.planner.compiled_kernels import KernelComparison
 from shardwright.planner.plan_schema import BufferModel, EstimateModel
 
 AGREES = 0.05
@@ -69,14 +70,17 @@ class MemoryComparison(_Model):
 class TimeComparison(_Model):
     """Seconds of one step.
 
-    The compiler's are its estimated cycles of all kernels at the chip's clock: a heuristic of its
-    scheduler, in which collectives count nothing.
+    The compiler's compute is its estimated cycles of all kernels at the chip's clock: a heuristic
+    of its scheduler. Its collectives are priced as predicted ones are, and its step follows the
+    schedule: what runs beside what (see `compiled_schedule`).
     """
 
     predicted_step: float
     predicted_compute: float
     predicted_collectives: float
-    compiled_compute: float | None
+    compiled_step: float | None = None
+    compiled_compute: float | None = None
+    compiled_collectives: float | None = None
 
 
 class OutputComparison(_Model):
@@ -101,6 +105,9 @@ class Verification(_Model):
     operations: list[OperationComparison]
     memory: MemoryComparison
     time: TimeComparison
+    kernels: list[KernelComparison] = Field(
+        default=[], description="of the lines that were predicted to compute longest"
+    )
     outputs: list[OutputComparison] = Field(description="on CPU, where the program is run too")
     notes: list[str]
 

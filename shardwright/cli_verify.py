@@ -17,13 +17,14 @@ from shardwright.cli_console import print_view
 from shardwright.cli_planned import load_planned
 from shardwright.cli_text import source_text, table
 from shardwright.cli_work import model_options, planning
-from shardwright.reports.numbers import quantity
+from shardwright.reports.numbers import op_text, quantity
 
 if TYPE_CHECKING:
     from shardwright.planner.verification_report import Verification
 
 _SHOWN_OPERATIONS = 12
 _SHOWN_BUFFERS = 8
+_SHOWN_KERNELS = 8
 _SAME = 0.05
 
 
@@ -116,6 +117,9 @@ def verification_view(found: Verification, *, everything: bool = False) -> Rende
     if found.operations and (everything or found.compiler == "tpu"):
         most = len(found.operations) if everything else _SHOWN_OPERATIONS
         parts += [Text(), Text("By line of the program"), _operations(found, most)]
+    if found.kernels:
+        most = len(found.kernels) if everything else _SHOWN_KERNELS
+        parts += [Text(), Text("Compute by line of the program"), _kernels(found, most)]
     if found.memory.compiled_buffers:
         most = len(found.memory.compiled_buffers) if everything else _SHOWN_BUFFERS
         parts += [Text(), Text("Memory where it is fullest"), _buffers(found, most)]
@@ -148,6 +152,13 @@ def _summary(found: Verification) -> Table:
             quantity(memory.predicted_peak, "B"),
             quantity(memory.compiled_used, "B"),
             _ratio(memory.predicted_peak, memory.compiled_used),
+        )
+    if time.compiled_step is not None:
+        shown.add_row(
+            "step, by the schedule",
+            quantity(time.predicted_step, "s"),
+            quantity(time.compiled_step, "s"),
+            _ratio(time.predicted_step, time.compiled_step),
         )
     if time.compiled_compute is not None:
         shown.add_row(
@@ -190,6 +201,19 @@ def _operations(found: Verification, most: int) -> Table:
             " x ".join(row.axes) or "-",
             quantity(row.predicted_bytes, "B"),
             quantity(row.compiled_bytes, "B"),
+            source_text(row.source),
+        )
+    return shown
+
+
+def _kernels(found: Verification, most: int) -> Table:
+    shown = table(">predicted", ">compiled", ">ratio", "operation", "line")
+    for row in found.kernels[:most]:
+        shown.add_row(
+            quantity(row.predicted_s, "s"),
+            quantity(row.compiled_s, "s"),
+            _ratio(row.predicted_s, row.compiled_s),
+            op_text(row.op),
             source_text(row.source),
         )
     return shown
