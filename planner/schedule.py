@@ -6,8 +6,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from shardwright.cost_models.schedule import Entry, Kernel, Loop, Stage, Transfer, When
+from shardwright.hardware_profiles.logical_mesh import DCN_DIMENSION
 from shardwright.planner.communications import PricedCollective, PricedMove
 from shardwright.planner.fusion import FusionPlan
+from shardwright.planner.given import CONSTRAINT
 from shardwright.planner.graph import OpGraph
 from shardwright.planner.plan_schema import ScheduledLoopModel, ScheduledModel, StageModel
 
@@ -15,6 +17,14 @@ Model = ScheduledModel | ScheduledLoopModel
 
 _BEFORE, _LOOP, _KERNEL, _AFTER = range(4)
 _COMPUTE = "compute"
+_HANDS_ON = frozenset(
+    f"stablehlo.{name}"
+    for name in (
+        "add", "broadcast_in_dim", "convert", "dynamic_update_slice", "reduce_precision",
+        "reshape", "transpose",
+    )
+) | {CONSTRAINT}  # fmt: skip
+"""Operations that put a gradient where the passes of a loop gather them."""
 
 
 @dataclass(frozen=True)
@@ -75,8 +85,16 @@ def step_entries(
         place = places.before(c.read_by, c.loop) if priced.can_hide else None
         axes = tuple(axis.name for axis in c.step.axes)
         label = Label(priced.kind.replace("_", "-"), near.name, near.source, axes)
-        transfer = Transfer(_part(priced.stages, c.trips / block.passes), when, label)
-        block.found.append((*(place or (places.kernel(c.near), _AFTER)), transfer))
+        where = place or (places.kernel(c.near), _AFTER)
+        stages = _part(priced.stages, c.trips / block.passes)
+        if when == "stops" and places.leaves(c.read_by, c.loop):
+            # libtpu 0.0.42.1 sends sums of gradients to other slices while the next pass runs.
+            across = tuple(stage for stage in stages if DCN_DIMENSION in stage.links)
+            stages = tuple(stage for stage in stages if DCN_DIMENSION not in stage.links)
+            if across:
+                block.found.append((*where, Transfer(across, "behind", label)))
+        if stages:
+            block.found.append((*where, Transfer(stages, when, label)))
     for move in moves:
         op = graph.ops[move.op]
         block = blocks[op.loop]
@@ -111,6 +129,22 @@ class _Places:
         """The place before the first of some readers of a block; None where none is in it."""
         inside = [self.kernel(r) for r in readers if r >= 0 and self._graph.ops[r].loop == loop]
         return (min(inside), _BEFORE) if inside else None
+
+    def leaves(self, readers: Iterable[int], loop: int) -> bool:
+        """Whether all that is made of a value in a pass of a loop is what the pass hands on."""
+        if loop < 0:
+            return False
+        end = self._graph.loops[loop].last_op - 1
+        pending, seen = [r for r in readers if r != end], set()
+        while pending:
+            op = self._graph.ops[pending.pop()]
+            if op.id in seen:
+                continue
+            seen.add(op.id)
+            if op.name not in _HANDS_ON or op.loop != loop:
+                return False
+            pending += [r for value in op.results for r in self._graph.uses().get(value, ())]
+        return True
 
 
 def _entries(graph: OpGraph, blocks: dict[int, _Block], number: int) -> Iterator[Entry]:
