@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 Choices = Mapping[str, Sequence[Any] | str]
 """Option -> its values, or "auto"."""
 
+_Combination = Sequence[tuple[str, Any]]
+
 AUTO = "auto"
 """All values of an option that are worth trying."""
 MOST_VARIANTS = 64
@@ -37,6 +39,9 @@ Those of named activations are MaxText's (`src/MaxText/layers/decoders.py`, get_
 """
 _AUTO_REMAT = ("none", "dots", "save_dot_except_mlpwi", "save_qkv_proj", "full")
 _AUTO_MICROBATCHES = (1, 2, 4, 8)
+_AUTO_STAGES = (1, 2, 4, 8, 16)
+_MICROBATCHES_A_STAGE = 4
+"""With as many the bubble is negligible. Source: Huang et al., GPipe (2019), section 2.3."""
 
 
 def model_variants(name: str, options: Mapping[str, Any], choices: Choices) -> dict[str, Variant]:
@@ -68,8 +73,9 @@ def combinations(
     Args:
       name: of the model.
       options: that all forms share.
-      choices: option -> its values, or "auto" for remat, microbatches and mu_dtype. Values of
-        remat may also be names of `REMAT_POLICIES`.
+      choices: option -> its values, or "auto" for remat, microbatches, stages and mu_dtype. Values
+        of remat may also be names of `REMAT_POLICIES`. Where stages are chosen and microbatches are
+        not given, a pipeline has about four a stage.
 
     Raises:
       InputError: the model has no such option, a value does not suit it, or there are too many
@@ -86,10 +92,10 @@ def combinations(
             )
         listed = _auto(name, option, base) if isinstance(values, str) else list(values)
         columns.append([(option, value) for value in dict.fromkeys(listed)])
-    found = {
-        ", ".join(f"{option}={value}" for option, value in one): _chosen(one)
-        for one in itertools.product(*columns)
-    }
+    found = {}
+    for one in itertools.product(*columns):
+        named = _with_microbatches(one, base)
+        found[", ".join(f"{option}={value}" for option, value in named)] = _chosen(named)
     if not 0 < len(found) <= MOST_VARIANTS:
         raise InputError(
             f"these choices make {len(found)} variants, and 1 to {MOST_VARIANTS} are "
@@ -102,7 +108,19 @@ def combinations(
     return found
 
 
-def _chosen(combination: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+def _with_microbatches(combination: _Combination, base: Options) -> _Combination:
+    """A combination, with the microbatches of a pipeline where nothing tells them."""
+    given = dict(combination)
+    stages = given.get("stages", 1)
+    if stages == 1 or "microbatches" in given or getattr(base, "microbatches", 1) > 1:
+        return combination
+    batch = given.get("batch", getattr(base, "batch", 1))
+    most = _MICROBATCHES_A_STAGE * stages
+    count = max((n for n in range(1, most + 1) if batch % n == 0), default=1)
+    return (*combination, ("microbatches", count))
+
+
+def _chosen(combination: _Combination) -> dict[str, Any]:
     chosen: dict[str, Any] = {}
     for option, value in combination:
         policy = REMAT_POLICIES.get(value) if option == "remat" else None
@@ -117,12 +135,15 @@ def _auto(name: str, option: str, base: Options) -> list[Any]:
         return [policy for policy in _AUTO_REMAT if REMAT_POLICIES[policy]["remat"] in taken]
     if option == "microbatches":
         return [count for count in _AUTO_MICROBATCHES if base.batch % count == 0]
+    if option == "stages":
+        blocks = getattr(base, "blocks", 1)
+        return [stages for stages in _AUTO_STAGES if blocks % stages == 0]
     if option == "mu_dtype":
         return _literals(field.annotation)
     raise InputError(
         f"no values of {option} are known to be worth trying",
         where=f"model {name!r}",
-        do="List them, such as 1024,2048; auto is for remat, microbatches and mu_dtype",
+        do="List them, such as 1024,2048; auto is for remat, microbatches, stages and mu_dtype",
     )
 
 

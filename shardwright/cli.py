@@ -124,6 +124,7 @@ def plan(
     latency_limit: latency.LatencyLimit = None,
     remat: forms.Remat = None,
     microbatches: forms.Microbatches = None,
+    stages: forms.Stages = None,
     optimizer_dtype: forms.OptimizerDtype = None,
     vary: forms.Vary = None,
     variants: forms.Variants = None,
@@ -150,7 +151,13 @@ def plan(
     pins = specs.parse_pins(pin or ())
     profile = _check_slice(topology, chip, axes)
     one_of, choices = forms.split_choices(
-        {"remat": remat, "microbatches": microbatches, "mu_dtype": optimizer_dtype}, vary
+        {
+            "remat": remat,
+            "microbatches": microbatches,
+            "stages": stages,
+            "mu_dtype": optimizer_dtype,
+        },
+        vary,
     )
     model_options = one_of | _model_options(
         settings, batch, sequence, layers, step=step, context=context

@@ -34,6 +34,15 @@ Microbatches = Annotated[
         rich_help_panel=_PANEL,
     ),
 ]
+Stages = Annotated[
+    str | None,
+    typer.Option(
+        metavar="N,...",
+        help="Stages of a pipeline, 1 for none; several or `auto` as for --remat. Microbatches are "
+        "about four a stage where they are not given.",
+        rich_help_panel=_PANEL,
+    ),
+]
 OptimizerDtype = Annotated[
     str | None,
     typer.Option(
@@ -82,7 +91,7 @@ def split_choices(
         values = _values(text)
         if values == ["auto"]:
             choices[option] = "auto"
-        elif len(values) == 1:
+        elif len(values) == 1 and option != "stages":
             fixed |= _fixed(option, values[0])
         else:
             choices[option] = values

@@ -11,6 +11,7 @@ import pytest
 import shardwright as sw
 from shardwright.errors import InputError
 from shardwright.models import build, mixture
+from shardwright.models.choices import combinations
 
 SMALL: dict[str, Any] = {
     "layers": 2, "d_model": 32, "heads": 4, "kv_heads": 2, "d_ff": 64, "vocab": 64, "batch": 8,
@@ -78,3 +79,17 @@ def test_a_mixture_is_a_pipeline_of_its_blocks() -> None:
 def test_stages_that_cannot_be_are_refused(options: dict[str, Any], told: str) -> None:
     with pytest.raises(InputError, match=told):
         build("llama3-8b", **(SMALL | options))
+
+
+def test_stages_are_chosen_with_four_microbatches_each() -> None:
+    found = combinations("llama3-8b", {"batch": 24, "layers": 12}, {"stages": "auto"})
+    # Of 2, 4, 8 and 16, those that divide the layers; of 16 microbatches, what divides the batch.
+    assert list(found.values()) == [
+        {"stages": 1},
+        {"stages": 2, "microbatches": 8},
+        {"stages": 4, "microbatches": 12},
+    ]
+    given = combinations(
+        "llama3-8b", {"batch": 24, "layers": 12}, {"stages": [1, 4], "microbatches": [4, 8]}
+    )
+    assert [tuple(one.values()) for one in given.values()] == [(1, 4), (1, 8), (4, 4), (4, 8)]
