@@ -394,7 +394,7 @@ def test_comparisons_tell_costs_where_the_server_has_prices(
         cost = float(row.locator("td:nth-child(10)").get_attribute("data-value") or 0)
         assert cost == pytest.approx(4 * chip_hour * seconds / 3600)
     assert "Cheapest" in page.locator(".facts").inner_text()
-    assert page.get_by_role("heading", name="Cost of a million tokens").is_visible()
+    assert page.get_by_role("heading", name="Cost of a million examples").is_visible()
     context.close()
 
 

@@ -46,9 +46,13 @@ def listed(one: Comparison) -> ListedComparison:
 def comparison_view(store: Store, one: Comparison, prices: Prices | None) -> dict[str, Any]:
     """The context of a comparison's page: rows of finished plans, and how far the others are."""
     jobs = store.comparisons.jobs(one)
-    rows = [row for job in jobs.values() if (row := _row(store, job, prices)) is not None]
+    plans = [plan for job in jobs.values() if (plan := _plan(store, job)) is not None]
     live = any(not job.is_final for job in jobs.values())
-    sections = comparison_sections(rows, _links(jobs), finished=not live) if rows else None
+    sections = None
+    if plans:
+        rows = [_row(plan, prices) for plan in plans]
+        unit = plans[0].program.unit
+        sections = comparison_sections(rows, _links(jobs), unit, finished=not live)
     return {
         "comparison": listed(one),
         "sections": sections,
@@ -64,14 +68,17 @@ def _links(jobs: Mapping[str, Job]) -> dict[str, str]:
     return {topology: f"/plans/{job.id}" for topology, job in jobs.items()}
 
 
-def _row(store: Store, job: Job, prices: Prices | None) -> ComparisonRow | None:
-    """The row of a plan; None where it is not there or its file cannot be read."""
+def _plan(store: Store, job: Job) -> PlanModel | None:
+    """The plan of a job; None where it is not there or its file cannot be read."""
     if job.status != "succeeded":
         return None
     try:
-        plan = _finished_plan(store, job.id, job.owner)
+        return _finished_plan(store, job.id, job.owner)
     except (ValidationError, OSError):
         return None
+
+
+def _row(plan: PlanModel, prices: Prices | None) -> ComparisonRow:
     tokens = plan.program.tokens_per_step
     return row_of_plan(plan, tokens_per_step=None if tokens is None else int(tokens), prices=prices)
 
