@@ -10,6 +10,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from shardwright.hardware_profiles.logical_mesh import (
+    DCN_DIMENSION,
+    LogicalMesh,
+    device_coordinates,
+    physical_dimensions,
+)
 from shardwright.planner.hlo import Array, HloModule, Instruction, parse_hlo
 
 _KINDS = {
@@ -31,6 +37,8 @@ _IOTA = re.compile(
 _LISTED_GROUPS = re.compile(r"replica_groups=\{(\{[\d,{}]*\})\}")
 _PAIRS = re.compile(r"source_target_pairs=\{(\{[\d,{}]*\})\}")
 _AXIS = re.compile(r"'([^']+)'(?::\((\d+)\)(\d+))?")
+_ACROSS_SLICES = re.compile(r'_xla_megascale_transfer_type="([A-Z_]+)"')
+"""How libtpu marks what is sent to other slices: a send and a receive of each device's part."""
 _SCATTERS = "all-reduce-scatter"
 """The compiler's name for a fused all-reduce that keeps one shard: a reduce-scatter."""
 _WINDOWED = "windowed_dot_general"
@@ -71,16 +79,33 @@ class CompiledCollective:
         return group_axes(self.groups, mesh)
 
 
+def slice_positions(mesh: LogicalMesh) -> Groups | None:
+    """Where in a mesh the devices of each slice lie, (slices, devices); None of one slice.
+
+    libtpu compiles one program for every slice, in which devices have their numbers in a slice.
+    """
+    dimensions = [dimension.name for dimension in physical_dimensions(mesh.slice)]
+    if DCN_DIMENSION not in dimensions:
+        return None
+    numbers = device_coordinates(mesh)[..., dimensions.index(DCN_DIMENSION)].reshape(-1)
+    return np.stack([np.flatnonzero(numbers == k) for k in range(mesh.slice.count)])
+
+
 def read_collectives(hlo: str) -> tuple[CompiledCollective, ...]:
     """The collectives of the text of a scheduled program, each asynchronous one once."""
     return module_collectives(parse_hlo(hlo))
 
 
-def module_collectives(module: HloModule) -> tuple[CompiledCollective, ...]:
+def module_collectives(
+    module: HloModule, slices: Groups | None = None
+) -> tuple[CompiledCollective, ...]:
     """The collectives of a scheduled program, each asynchronous one once.
 
     An asynchronous collective shows as a start, several pieces inside fusions and a done, which
-    share a channel.
+    share a channel; one between slices as a send and a receive, of which the send is counted.
+
+    Args:
+      slices: `slice_positions` of the mesh that the program was compiled for.
     """
     counts = module.run_counts()
     by_channel: dict[tuple[str, str], CompiledCollective] = {}
@@ -92,7 +117,7 @@ def module_collectives(module: HloModule) -> tuple[CompiledCollective, ...]:
             kind = line.opcode.removesuffix("-start")
             channel = _CHANNEL.search(line.text)
             key = (kind, channel[1] if channel else f"{name}:{line.name}")
-            found = read_collective(module, name, line, counts[name])
+            found = read_collective(module, name, line, counts[name], slices)
             if name in starts:
                 found = replace(found, asynchronous=True)
             known = by_channel.get(key, found)
@@ -110,6 +135,8 @@ def module_collectives(module: HloModule) -> tuple[CompiledCollective, ...]:
 
 def is_collective(line: Instruction) -> bool:
     """Whether an instruction is a collective, or the start of one."""
+    if line.opcode == "send":
+        return _ACROSS_SLICES.search(line.text) is not None
     return line.opcode.removesuffix("-start") in _KINDS
 
 
@@ -125,15 +152,27 @@ def _async_computations(module: HloModule) -> set[str]:
 
 
 def read_collective(
-    module: HloModule, computation: str, line: Instruction, count: float
+    module: HloModule,
+    computation: str,
+    line: Instruction,
+    count: float,
+    slices: Groups | None = None,
 ) -> CompiledCollective:
-    """A collective of a computation that runs `count` times in one execution."""
+    """A collective of a computation that runs `count` times in one execution.
+
+    Args:
+      slices: as for `module_collectives`.
+    """
+    if line.opcode == "send":
+        return _read_send(module, line, count, slices)
     started = line.opcode.endswith("-start")
     kind = _KINDS[line.opcode.removesuffix("-start")]
     sizes = [_array_bytes(array) for array in line.arrays]
     # A start's type lists its operands, then its results; the collective is told by the larger.
     nbytes = max(sizes, default=0.0) if started and line.is_tuple else sum(sizes)
     groups = read_groups(line.text)
+    if slices is not None:
+        groups = slices[0][groups]
     group = groups.shape[1]
     if kind == "all_reduce" and computation.startswith(_SCATTERS):
         kind = "reduce_scatter"
@@ -150,6 +189,27 @@ def read_collective(
         arrays=1 if started else sum(size > 0 for size in sizes),
         asynchronous=started,
         windowed=_WINDOWED in line.text or _WINDOWED in computation,
+    )
+
+
+def _read_send(
+    module: HloModule, line: Instruction, count: float, slices: Groups | None
+) -> CompiledCollective:
+    """What the devices of a slice send to their peers in the others, while other work runs."""
+    told = _ACROSS_SLICES.search(line.text)
+    kind = told[1].lower() if told else ""
+    groups = np.zeros((1, 2), dtype=np.int64) if slices is None else slices.T
+    return CompiledCollective(
+        kind=kind if kind in _KINDS.values() else "collective_permute",
+        nbytes=_array_bytes(line.arrays[0]),
+        group=groups.shape[1],
+        count=count,
+        op_name=line.op_name,
+        source=module.source(line),
+        groups=groups,
+        arrays=1,
+        asynchronous=True,
+        windowed=False,
     )
 
 

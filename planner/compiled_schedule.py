@@ -20,6 +20,7 @@ from shardwright.planner.compiled import (
     Groups,
     is_collective,
     read_collective,
+    slice_positions,
 )
 from shardwright.planner.hlo import HloModule, Instruction
 
@@ -87,6 +88,7 @@ class _Walk:
         self._module = module
         self._mesh = mesh
         self._clock = mesh.slice.chip.clock_hz.value
+        self._slices = slice_positions(mesh)
 
     def run(self, computation: str, found: _Pass) -> float:
         """Seconds from the start of a computation to its end, with nothing under way before."""
@@ -146,7 +148,7 @@ class _Walk:
     def _collectives(self, computation: str, line: Instruction) -> Iterator[CompiledCollective]:
         """The collectives that an instruction is, or that its kernel holds."""
         if is_collective(line):
-            yield read_collective(self._module, computation, line, 1.0)
+            yield read_collective(self._module, computation, line, 1.0, self._slices)
         elif line.opcode == "fusion":
             for name in line.called:
                 for inner in self._module.computations.get(name, ()):
@@ -175,7 +177,7 @@ _KINDS: dict[str, Collective] = {
 
 def _starts(line: Instruction) -> bool:
     return line.name.startswith(_ASYNC_START) or (
-        line.opcode.endswith("-start") and is_collective(line)
+        (line.opcode.endswith("-start") or line.opcode == "send") and is_collective(line)
     )
 
 

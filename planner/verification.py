@@ -23,7 +23,7 @@ from shardwright.errors import InputError
 from shardwright.hardware_profiles.chip import parse_chip
 from shardwright.hardware_profiles.slices import parse_slice
 from shardwright.planner.annotated import annotated_stablehlo
-from shardwright.planner.compiled import CompiledCollective, module_collectives
+from shardwright.planner.compiled import CompiledCollective, module_collectives, slice_positions
 from shardwright.planner.compiled_kernels import (
     KernelComparison,
     compare_kernels,
@@ -49,6 +49,7 @@ from shardwright.planner.verification_report import (
     OutputComparison,
     TimeComparison,
     Verification,
+    axes_across,
     compare_collectives,
     compare_operations,
     explain,
@@ -116,10 +117,11 @@ def verification(plan: Plan, hlo: str, result: dict[str, Any], compiler: Compile
         aliased, temporaries, peak; `differences` of the results, where the program was run.
     """
     module = parse_hlo(hlo)
-    found = module_collectives(module)
+    on = plan.logical_mesh
+    found = module_collectives(module, slice_positions(on) if compiler == "tpu" else None)
     mesh = plan.mesh_axes
     memory = _memory(plan, module, result["memory"], compiler)
-    rows = compare_collectives(plan.estimate, found, mesh)
+    rows = compare_collectives(plan.estimate, found, mesh, axes_across(on))
     paths = [tensor.path for tensor in plan.data.program.outputs]
     differences = result.get("differences", [])
     kernels, notes = _kernels(plan, module) if compiler == "tpu" else ([], [])
@@ -129,7 +131,7 @@ def verification(plan: Plan, hlo: str, result: dict[str, Any], compiler: Compile
         fits=True,
         problem="",
         collectives=rows,
-        operations=compare_operations(plan.estimate, found, mesh),
+        operations=compare_operations(plan.estimate, found, mesh, axes_across(on)),
         memory=memory,
         time=_time(plan, module if compiler == "tpu" else None),
         kernels=kernels,

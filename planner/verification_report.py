@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from shardwright.hardware_profiles.logical_mesh import DCN_DIMENSION, LogicalMesh
 from shardwright.planner.compiled import CompiledCollective
 from shardwright.planner.compiled_kernels import KernelComparison
-from shardwright.planner.plan_schema import BufferModel, EstimateModel
+from shardwright.planner.plan_schema import BufferModel, CollectiveModel, EstimateModel
 
 AGREES = 0.05
 """Figures that differ by no more than this part count as the same."""
@@ -137,15 +139,48 @@ class _Sum:
 Key = tuple[str, tuple[str, ...]]
 
 
+def axes_across(mesh: LogicalMesh) -> frozenset[str]:
+    """The axes of a mesh that lie on the network between slices alone."""
+    return frozenset(
+        axis.name
+        for axis in mesh.axes
+        if {segment.dimension for segment in axis.segments} == {DCN_DIMENSION}
+    )
+
+
+def _stages(
+    told: CollectiveModel, mesh: dict[str, int], across: frozenset[str]
+) -> Iterator[tuple[list[str], float]]:
+    """A predicted collective as the compiler writes it: axes and bytes within and across slices.
+
+    Source: as `shardwright.cost_models.collectives`: what crosses slices are shards.
+    """
+    within = [axis for axis in told.axes if axis not in across]
+    beyond = [axis for axis in told.axes if axis in across]
+    if within:
+        yield within, told.nbytes
+    if beyond:
+        sharded = told.kind in ("all_gather", "reduce_scatter", "all_reduce")
+        yield beyond, told.nbytes / (math.prod(mesh[axis] for axis in within) if sharded else 1)
+
+
 def compare_collectives(
-    estimate: EstimateModel, compiled: Sequence[CompiledCollective], mesh: dict[str, int]
+    estimate: EstimateModel,
+    compiled: Sequence[CompiledCollective],
+    mesh: dict[str, int],
+    across: frozenset[str] = frozenset(),
 ) -> list[CollectiveComparison]:
-    """Collectives by kind and axes, those that move most first, with causes of differences."""
+    """Collectives by kind and axes, those that move most first, with causes of differences.
+
+    Args:
+      across: `axes_across` of the mesh.
+    """
     predicted: dict[Key, _Sum] = defaultdict(_Sum)
     for priced in estimate.collectives:
-        found = predicted[priced.kind, whole_axes(priced.axes, mesh)]
-        found.nbytes += priced.nbytes * priced.count
-        found.runs += priced.count
+        for axes, nbytes in _stages(priced, mesh, across):
+            found = predicted[priced.kind, whole_axes(axes, mesh)]
+            found.nbytes += nbytes * priced.count
+            found.runs += priced.count
     made: dict[Key, _Sum] = defaultdict(_Sum)
     for one in compiled:
         if one.group > 1:
@@ -219,7 +254,10 @@ def whole_axes(axes: Iterable[str], mesh: dict[str, int]) -> tuple[str, ...]:
 
 
 def compare_operations(
-    estimate: EstimateModel, compiled: Sequence[CompiledCollective], mesh: dict[str, int]
+    estimate: EstimateModel,
+    compiled: Sequence[CompiledCollective],
+    mesh: dict[str, int],
+    across: frozenset[str] = frozenset(),
 ) -> list[OperationComparison]:
     """Collectives by kind, axes and line of the program, those that move most first.
 
@@ -227,8 +265,9 @@ def compare_operations(
     """
     sums: dict[tuple[Key, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
     for told in estimate.collectives:
-        key = (told.kind, whole_axes(told.axes, mesh))
-        sums[key, told.source or told.op][0] += told.nbytes * told.count
+        for axes, nbytes in _stages(told, mesh, across):
+            key = (told.kind, whole_axes(axes, mesh))
+            sums[key, told.source or told.op][0] += nbytes * told.count
     for one in compiled:
         if one.group > 1:
             key = (one.kind, whole_axes(one.axes(mesh), mesh))

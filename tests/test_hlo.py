@@ -3,9 +3,19 @@
 import numpy as np
 import pytest
 
-from shardwright.planner.compiled import group_axes, read_collectives, read_groups
+from shardwright.hardware_profiles.mesh import meshes_for_shape
+from shardwright.hardware_profiles.slices import parse_slice
+from shardwright.planner.compiled import (
+    group_axes,
+    module_collectives,
+    read_collectives,
+    read_groups,
+    slice_positions,
+)
 from shardwright.planner.compiled_memory import compiled_peak
 from shardwright.planner.hlo import parse_hlo
+from shardwright.planner.plan_schema import CollectiveModel, EstimateModel
+from shardwright.planner.verification_report import axes_across, compare_collectives
 
 MESH = {"x": 4, "y": 2}
 
@@ -186,3 +196,53 @@ def test_kernel_that_the_compiler_does_not_know_has_no_cycles() -> None:
         for text in (line.replace("9223372036854775807", "120"), line)
     )
     assert (known.estimated_cycles, unknown.estimated_cycles) == (120, None)
+
+
+ACROSS_SLICES = """HloModule jit_step, is_scheduled=true, num_partitions=4
+
+ENTRY %main (p: bf16[64,128]) -> bf16[64,128] {
+  %p = bf16[64,128]{1,0} parameter(0)
+  %after = token[] after-all()
+  %all-reduce.1 = bf16[64,128]{1,0} all-reduce(%p), channel_id=9, replica_groups={{0,1},{2,3}}, \
+to_apply=%add
+  %send.1 = (bf16[64,128]{1,0}, u32[], token[]) send(%p, %after), channel_id=2, \
+is_host_transfer=true, frontend_attributes={_xla_host_transfer_handler_name=\
+"xla_megascale_runtime",_xla_megascale_reduce_operation="SUM",\
+_xla_megascale_target="{1,2}x{0:3}",_xla_megascale_transfer_type="ALL_REDUCE"}
+  %recv.1 = (bf16[64,128]{1,0}, u32[], token[]) recv(%after), channel_id=1, \
+is_host_transfer=true, frontend_attributes={_xla_megascale_transfer_type="ALL_REDUCE"}
+  %send-done.1 = token[] send-done(%send.1), channel_id=2
+  ROOT %recv-done.1 = (bf16[64,128]{1,0}, token[]) recv-done(%recv.1), channel_id=1
+}
+"""
+
+
+@pytest.mark.parametrize("shape", [{"slices": 2, "data": 4}, {"data": 4, "slices": 2}])
+def test_a_sum_over_slices_is_one_collective_beside_other_work(shape) -> None:
+    layouts = meshes_for_shape(parse_slice("2*v5e:2x2"), shape)
+    mesh = next(m for m in layouts if axes_across(m) == {"slices"})
+    module = parse_hlo(ACROSS_SLICES.replace("\\\n", ""))
+    within, across = module_collectives(module, slice_positions(mesh))
+    assert (across.kind, across.asynchronous, across.count) == ("all_reduce", True, 1)
+    assert across.nbytes == 64 * 128 * 2
+    assert across.axes(shape) == ("slices",)
+    assert within.axes(shape) == ("data:2",)
+
+
+def test_devices_of_one_slice_need_no_places() -> None:
+    (mesh,) = meshes_for_shape(parse_slice("v5e:2x2"), {"data": 4})[:1]
+    assert slice_positions(mesh) is None
+
+
+def test_a_predicted_sum_over_slices_is_told_in_its_stages() -> None:
+    told = CollectiveModel(
+        kind="all_reduce", axes=["data", "slices"], nbytes=800.0, seconds=1.0, count=3.0,
+        op="", source="", shape=[400], dtype="bf16", can_hide=False,
+    )  # fmt: skip
+    estimate = EstimateModel.model_construct(collectives=[told])
+    mesh = {"slices": 2, "data": 4}
+    rows = compare_collectives(estimate, (), mesh, frozenset({"slices"}))
+    assert [(row.axes, row.predicted_bytes) for row in rows] == [
+        (["data"], 2400.0),
+        (["slices"], 600.0),
+    ]
