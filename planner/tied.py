@@ -7,11 +7,17 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from shardwright.planner.expert_starts import expert_starts
 from shardwright.planner.problem import ShardingProblem
 from shardwright.planner.solver import Solution, solve
+from shardwright.planner.solver.incumbent import PROVEN, relative_gap
 from shardwright.planner.solver.mixtures import mix
 from shardwright.planner.solver.ties import tie
 from shardwright.planner.solver.whole import improve
+
+_ALONE, _EXPERTS = 0.7, 0.1
+"""Parts of the time limit: for the solver alone, and for what people would begin with."""
+_LEAST_EXPERT_SECONDS = 0.5
 
 
 def solve_weighed(
@@ -28,7 +34,8 @@ def solve_weighed(
 ) -> Solution:
     """The best choices for some weights of what hides, see `ShardingProblem.weighed`.
 
-    Where the problem has alike nodes, they choose alike; the bound is then of nothing.
+    Where the problem has alike nodes, they choose alike; the bound is then of nothing. What is not
+    proven good is compared with what people would begin with (see `expert_starts`).
 
     Args:
       cutoff: seconds of a step that are of no use.
@@ -37,24 +44,34 @@ def solve_weighed(
     deadline = time.perf_counter() + time_limit_s
     program = problem.weighed(weights, memory_limit)
     cutoff += problem.feeding.most
-    if problem.alike is None:
-        return solve(
-            program,
-            time_limit_s=time_limit_s,
-            seed=seed,
-            gap=gap,
-            cutoff=cutoff,
-            warm_starts=warm_starts,
-        )
-    tied = tie(program, problem.alike)
+    tied = None if problem.alike is None else tie(program, problem.alike)
+    small = program if tied is None else tied.problem
+    starts = [tuple(c) if tied is None else tied.project(c) for c in warm_starts]
     solution = solve(
-        tied.problem,
-        time_limit_s=time_limit_s,
+        small,
+        time_limit_s=_ALONE * time_limit_s,
         seed=seed,
         gap=gap,
         cutoff=cutoff,
-        warm_starts=[tied.project(choices) for choices in warm_starts],
+        warm_starts=starts,
     )
+    if solution.status == "feasible" or (
+        solution.status == "infeasible" and not math.isinf(solution.bound)
+    ):
+        # Not proven good: what people would begin with may be better, or fit at all.
+        until = time.perf_counter() + max(_EXPERTS * time_limit_s, _LEAST_EXPERT_SECONDS)
+        experts = expert_starts(problem, small, problem.alike, deadline=until, seed=seed)
+        again = solve(
+            small,
+            time_limit_s=max(deadline - time.perf_counter(), 0.0),
+            seed=seed,
+            gap=gap,
+            cutoff=cutoff,
+            warm_starts=[*starts, solution.choices, *experts],
+        )
+        solution = _with_bound(again, solution.bound, gap)
+    if tied is None:
+        return solution
     choices = tied.lift(solution.choices)
     if solution.status == "cut off":
         return replace(solution, choices=choices)
@@ -67,3 +84,13 @@ def solve_weighed(
             program, mixed.choices, deadline=deadline, gap=gap, seed=seed, prices=mixed.prices
         )
     return replace(solution, choices=choices, bound=-math.inf, gap=math.inf, status="feasible")
+
+
+def _with_bound(solution: Solution, bound: float, gap: float) -> Solution:
+    """A solution with the better of its bound and another."""
+    if solution.status not in ("feasible", "optimal") or bound <= solution.bound:
+        return solution
+    bound = min(bound, solution.cost)
+    reached = relative_gap(solution.cost, bound)
+    proven = reached <= max(gap, PROVEN)
+    return replace(solution, bound=bound, gap=reached, status="optimal" if proven else "feasible")

@@ -1,12 +1,12 @@
-"""A problem in which every node may take only what some known choices took.
+"""A problem in which nodes may take only some of their strategies.
 
-Where the known choices mostly agree, little is left to decide, however large the problem is: the
-best of all their mixtures is found, at no more than the cost of the best of them.
+Where these are what a few known choices took, and those mostly agree, little is left to decide,
+however large the problem is: the best of all their mixtures is found.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,9 +45,25 @@ def restrict(problem: Problem, known: Sequence[Sequence[int]]) -> Restricted:
     for choices in zip(*known, strict=True):
         key = tuple(sorted(set(choices)))
         kept.append(shared.setdefault(key, np.array(key)))
+    return _restricted(problem, kept)
+
+
+def restrict_rows(problem: Problem, rows: Mapping[int, IntArray]) -> Restricted:
+    """Keeps of some nodes some strategies, in order, and of all others all."""
+    whole: dict[int, IntArray] = {}
+    kept = [
+        rows.get(node, whole.setdefault(len(costs), np.arange(len(costs))))
+        for node, costs in enumerate(problem.costs)
+    ]
+    return _restricted(problem, kept)
+
+
+def _restricted(problem: Problem, kept: Sequence[IntArray]) -> Restricted:
     made: dict[tuple[int, ...], CostArray] = {}
 
     def part(array: CostArray, *of: int) -> CostArray:
+        if all(len(kept[node]) == size for node, size in zip(of, array.shape, strict=True)):
+            return array
         key = (id(array), *(id(kept[node]) for node in of))
         if key not in made:
             made[key] = array[np.ix_(*(kept[node] for node in of))]
