@@ -106,6 +106,11 @@ def refusal(app: App, body: Any, path: str = "/v1/plans") -> dict[str, Any]:
         ({"mesh": {"data": 4}, "pinned": {"": []}}, "body.pinned..[key]", "1"),
         ({"chip": {"name": "mine"}}, "chip", "device_kinds"),
         ({"model_flops": 0}, "body.model_flops", "greater than 0"),
+        ({"choices": {"remat": "auto"}}, "model 'mlp'", "no option 'remat'"),
+        ({"choices": {"microbatches": [1, 5]}}, "model 'mlp'", "microbatches=5 does not divide"),
+        ({"choices": {"microbatches": "all"}}, "request", "auto"),
+        ({"choices": {"microbatches": []}}, "request", "at least 1"),
+        ({"choices": {"batch": list(range(1, 40))}}, "request", "at most 16"),
     ],
 )  # fmt: skip
 def test_wrong_plan_is_refused_with_where_and_what_to_do(

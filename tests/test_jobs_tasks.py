@@ -332,3 +332,14 @@ def test_a_pattern_that_matches_nothing_is_refused_with_paths_like_it(
     asked = MODEL | {"mesh": {"data": 8}, "in_specs": {"[0]['parms']*": "data"}}
     with pytest.raises(InputError, match=r"in_specs: no path matches .*Paths look like \[0\]"):
         run("evaluate", asked)
+
+
+def test_choices_of_a_request_are_searched_and_the_best_is_told(
+    run: Callable[..., Any], tmp_path: Path
+) -> None:
+    run("plan", MODEL | {"choices": {"microbatches": [4, 1]}, "mesh": {"data": 8}})
+    made = Plan.load(tmp_path / "plan.json").data
+    assert [one.name for one in made.variants] == ["microbatches=4", "microbatches=1"]
+    assert made.variant == "microbatches=1"
+    assert made.program.origin is not None
+    assert made.program.origin.options == MLP | {"microbatches": 1}
