@@ -95,7 +95,10 @@ class _Bench:
         """
         plans = self.plans.setdefault((at.slice.shape, at.slice.count), [])
         for seed in task.known:
-            self._learn(plans, self._restored(seed, at.slice))
+            mesh = LogicalMesh.from_json({**seed.mesh, "slice": at.slice.name}, at.slice.chip)
+            choices = tuple(seed.choices)
+            if all((p.mesh.axes, p.choices) != (mesh.axes, choices) for p in plans):
+                self._learn(plans, self._restored(mesh, choices))
         limit = at.slice.chip.device_hbm_bytes * task.memory_fraction
         ranked = self._ranked(plans, at.slice, limit)
         if not ranked:
@@ -164,12 +167,10 @@ class _Bench:
             outcome = solve_mesh(prepared, problem, limit, seconds, seed, _GAP, cutoff=cutoff)
         return outcome if isinstance(outcome, Candidate) else None
 
-    def _restored(self, seed: SeedModel, on: Slice) -> _Kept:
-        """A plan of a journal."""
-        mesh = LogicalMesh.from_json({**seed.mesh, "slice": on.name}, on.chip)
+    def _restored(self, mesh: LogicalMesh, choices: tuple[int, ...]) -> _Kept:
+        """A plan of another process."""
         prepared = self.prepared
         fixed = fixed_strategies(prepared.program, prepared.nodes, {}, mesh)
-        choices = tuple(seed.choices)
         solution = Solution(choices, 0.0, -math.inf, math.inf, "feasible", 0.0, 0.0, None)
         return _kept(evaluate_choices(prepared, prepared.problem(mesh, fixed), solution))
 

@@ -59,10 +59,13 @@ def test_what_the_matrix_units_bound_takes_as_much_longer_as_they_are_slower(
     products: Exploration,
 ) -> None:
     slow, usual = (p for p in products.points if p.values["memory"] == 1)
-    # 2 * 8192^3 FLOPs over 4 chips of 459e12 FLOP/s, at the 0.95 of it that large products reach.
-    assert usual.step_time_s == pytest.approx(2 * SIZE**3 / 4 / (0.95 * 459e12), rel=0.05)
-    assert slow.step_time_s == pytest.approx(2 * (usual.step_time_s or 0.0), rel=1e-6)
-    assert usual.binding == [("flops", pytest.approx(-STEP_OF_MORE, rel=1e-6))]
+    # 2 * 8192^3 FLOPs over 4 chips of 459e12 FLOP/s, of which large products reach nine tenths; some
+    # of the time of the bytes does not overlap.
+    least = 2 * SIZE**3 / 4 / 459e12
+    assert least < (usual.step_time_s or 0.0) < least / 0.85
+    assert slow.step_time_s == pytest.approx(2 * (usual.step_time_s or 0.0), rel=0.05)
+    name, gain = usual.binding[0]
+    assert (name, gain) == ("flops", pytest.approx(-STEP_OF_MORE, rel=0.05))
 
 
 def test_a_point_that_does_not_fit_says_so_and_the_others_go_on(products: Exploration) -> None:
