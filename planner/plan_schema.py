@@ -216,6 +216,12 @@ class EstimateModel(_Model):
         default=[], description="the step in program order; empty in older plans"
     )
 
+    @property
+    def hidden_time_s(self) -> float:
+        """Communication, and copies to and from the host, beside which kernels run."""
+        moved = self.collective_time_s + self.host_copy_time_s
+        return max(0.0, moved - self.exposed_collective_time_s)
+
 
 class SolverModel(_Model):
     """What is proven about the plan: of the integer program on the chosen mesh."""

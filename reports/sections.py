@@ -135,7 +135,6 @@ def _mesh_context(plan: PlanModel, mesh: LogicalMesh) -> dict[str, Any]:
 def _time_context(plan: PlanModel) -> dict[str, Any]:
     estimate = plan.estimate
     groups = group_collectives(estimate)
-    exposed = estimate.exposed_collective_time_s
     compute_unit, compute = _with_text(
         estimate.compute, [line.seconds for line in estimate.compute], "s"
     )
@@ -147,7 +146,7 @@ def _time_context(plan: PlanModel) -> dict[str, Any]:
     slowest = max((one.seconds for one in groups), default=0.0) or 1.0
     return {
         "compute_part": estimate.compute_time_s / (estimate.step_time_s or 1.0),
-        "hidden_s": max(0.0, estimate.collective_time_s - exposed),
+        "hidden_s": estimate.hidden_time_s,
         "compute_unit": compute_unit,
         "compute_rows": compute,
         "kinds_unit": kinds_unit,

@@ -150,12 +150,16 @@ def _step_facts(
         f"compute {quantity(estimate.compute_time_s, 's')}   ",
         ("▒ ", "yellow"),
         f"exposed communication {quantity(exposed, 's')}   ",
-        f"hidden {quantity(max(0.0, estimate.collective_time_s - exposed), 's')}",
+        f"hidden {quantity(estimate.hidden_time_s, 's')}",
     )
     mfu = f"{100 * estimate.mfu:.1f} %"
     if tokens_per_step is not None and step:
         mfu = f"{mfu.ljust(_VALUE_WIDTH)}{count(tokens_per_step / step)} {unit}/s"
-    return [("step time", bar), ("", parts), ("MFU", Text(mfu))]
+    facts = [("step time", bar), ("", parts), ("MFU", Text(mfu))]
+    if estimate.host_copy_time_s:
+        copies = f"{quantity(estimate.host_copy_time_s, 's')} to and from the memory of the host"
+        facts.insert(2, ("copies", Text(copies)))
+    return facts
 
 
 def _memory(estimate: EstimateModel, fraction: float) -> Text:
