@@ -20,7 +20,7 @@ from shardwright.planner.explore_model import ExplorationModel, PointModel, pare
 from shardwright.planner.explore_space import hypothesis, parse_vary, points_of
 from shardwright.reports.explore_charts import objective_figures, sensitivity_figure
 
-SIZE = 8192
+SIZE = 32768
 SQUARE = jax.ShapeDtypeStruct((SIZE, SIZE), jnp.bfloat16)
 GATHERED = 64 * 2**20
 STEP_OF_MORE = 100 * (1 / 1.01 - 1)
@@ -59,8 +59,8 @@ def test_what_the_matrix_units_bound_takes_as_much_longer_as_they_are_slower(
     products: Exploration,
 ) -> None:
     slow, usual = (p for p in products.points if p.values["memory"] == 1)
-    # 2 * 8192^3 FLOPs over 4 chips of 459e12 FLOP/s, of which large products reach nine tenths; some
-    # of the time of the bytes does not overlap.
+    # 2 * 32768^3 FLOPs over 4 chips of 459e12 FLOP/s, of which large products reach nine tenths;
+    # some of the time of the bytes does not overlap.
     least = 2 * SIZE**3 / 4 / 459e12
     assert least < (usual.step_time_s or 0.0) < least / 0.85
     assert slow.step_time_s == pytest.approx(2 * (usual.step_time_s or 0.0), rel=0.05)
@@ -71,7 +71,7 @@ def test_what_the_matrix_units_bound_takes_as_much_longer_as_they_are_slower(
 def test_a_point_that_does_not_fit_says_so_and_the_others_go_on(products: Exploration) -> None:
     statuses = {(p.values["flops"], p.values["memory"]): p.status for p in products.points}
     assert {status for (_, memory), status in statuses.items() if memory == 1} == {"planned"}
-    # A device holds at least a fourth of three matrices of 134 MB; 0.1 % of its memory is 103 MB.
+    # A device holds at least a fourth of three matrices of 2.1 GB; 0.1 % of its memory is 103 MB.
     tiny = explored(product, SQUARE, SQUARE, base="v5p:2x2x1", vary={"memory": (0.001, 1)})
     assert [p.status for p in tiny.points] == ["does-not-fit", "planned"]
     assert "more than the" in tiny.points[0].message
