@@ -153,7 +153,15 @@ def test_command_of_the_page_plans_for_the_chip(
 
 def test_every_field_of_a_chip_is_on_the_page() -> None:
     told = set(re.findall(r"`(\w+)`", PAGE.read_text().partition("## A chip\n")[2]))
-    named = {"name", "like", "device_kinds", "libtpu_chip_config", "product_prefixes", "product_counts"}
+    named = {
+        "name",
+        "like",
+        "calibration",
+        "device_kinds",
+        "libtpu_chip_config",
+        "product_prefixes",
+        "product_counts",
+    }
     assert ChipProfile.model_fields.keys() - named <= told
 
 
