@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -35,6 +35,7 @@ def pipeline(
     stages: int,
     microbatches: int,
     repeats: int = 1,
+    replicas: int = 1,
     remat: bool | Callable[..., bool] = False,
     has_aux: bool = False,
     key: jax.Array | None = None,
@@ -59,26 +60,55 @@ def pipeline(
       repeats: how often a microbatch goes through all stages, meeting other layers each time. More
         of them make the bubble smaller, shift more often, and move the weights to their stages
         once a run, since a stage's layers are then not neighbours in `params`.
+      replicas: parts of each microbatch that a copy of the weights each works on. Gradients of
+        weights are added up over the copies once, after the last step, where without copies what
+        shards the batch adds them up at every step. Give as many as there are devices that the
+        batch is to be cut over; `layer` then gets such a part.
       remat: False keeps what the backward pass needs of every layer and step; True keeps what
         enters each stage and computes the stage again; a `jax.checkpoint` policy says what else
         to keep.
       has_aux: whether layers return something besides.
       key: a PRNG key, from which every layer gets a key of its own for each microbatch,
-        `fold_in(fold_in(key, layer), microbatch)`.
+        `fold_in(fold_in(key, layer), microbatch)`, which is split for replicas.
       stage_axis: the mesh axis that the stages are sharded over, set with
         `with_sharding_constraint`; needs a mesh context. None leaves it to the planner.
 
     Returns:
-      Like `x`; with `has_aux`, also a pytree of aux arrays [layers, microbatches, ...].
+      Like `x`; with `has_aux`, also a pytree of aux arrays [layers, microbatches, ...], or
+      [layers, microbatches, replicas, ...] where there are several.
 
     Raises:
       InputError: sizes do not divide or disagree, or a layer changes the form of its `x`.
     """
     layers = _leading(params, "params")
     batch = _leading(x, "x")
-    run = _Pipeline(layer, stages, microbatches, repeats, remat, has_aux, key, stage_axis)
+    run = _Pipeline(layer, stages, microbatches, repeats, replicas, remat, has_aux, key, stage_axis)
     run.check(layers, batch)
-    return run(params, x)
+    if replicas == 1:
+        return run(params, x)
+    copies = jax.tree.map(lambda leaf: _copied(leaf, replicas), params)
+    parts = jax.tree.map(
+        lambda leaf: jnp.swapaxes(leaf.reshape(replicas, -1, *leaf.shape[1:]), 0, 1), x
+    )
+    made = replace(run, layer=_on_copies(layer, replicas, has_aux))(copies, parts)
+    out, aux = made if has_aux else (made, None)
+    out = jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1).reshape(batch, *leaf.shape[2:]), out)
+    return (out, aux) if has_aux else out
+
+
+def _copied(leaf: jax.Array, replicas: int) -> jax.Array:
+    return jnp.broadcast_to(leaf[:, None], (leaf.shape[0], replicas, *leaf.shape[1:]))
+
+
+def _on_copies(layer: Callable[..., Any], replicas: int, has_aux: bool) -> Callable[..., Any]:
+    """A layer of copied weights [replicas, ...] and examples [examples, replicas, ...]."""
+
+    def each(params: PyTree, x: PyTree, *key: jax.Array) -> Any:
+        keys = [jax.random.split(one, replicas) for one in key]
+        axes = (0, 1, *[0] * len(keys))
+        return jax.vmap(layer, in_axes=axes, out_axes=(1, 0) if has_aux else 1)(params, x, *keys)
+
+    return each
 
 
 @dataclass(frozen=True)
@@ -93,6 +123,7 @@ class _Pipeline:
     stages: int
     microbatches: int
     repeats: int
+    replicas: int
     remat: bool | Callable[..., bool]
     has_aux: bool
     key: jax.Array | None
@@ -104,7 +135,7 @@ class _Pipeline:
         return self.microbatches * self.repeats
 
     def check(self, layers: int, batch: int) -> None:
-        for name in ("stages", "microbatches", "repeats"):
+        for name in ("stages", "microbatches", "repeats", "replicas"):
             count = getattr(self, name)
             if not isinstance(count, int) or count < 1:
                 raise InputError(
@@ -119,9 +150,10 @@ class _Pipeline:
                 where=_WHERE,
                 do="Every stage has as many layers: choose a divisor of the layers",
             )
-        if batch % self.microbatches:
+        if batch % (self.microbatches * self.replicas):
+            times = f" x replicas={self.replicas}" if self.replicas > 1 else ""
             raise InputError(
-                f"microbatches={self.microbatches} does not divide the batch of {batch}",
+                f"microbatches={self.microbatches}{times} does not divide the batch of {batch}",
                 where=_WHERE,
                 do="Choose a divisor of the batch",
             )

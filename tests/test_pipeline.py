@@ -126,6 +126,40 @@ def test_every_layer_and_microbatch_has_a_key_of_its_own(repeats: int) -> None:
         assert_close(ours, expected(params, part, jnp.asarray(m)))
 
 
+def test_copies_of_the_weights_add_up_their_gradients_once() -> None:
+    params, x = make(layers=4, batch=24)
+
+    def run(params: Any, x: Any) -> Any:
+        return sw.pipeline(
+            layer, params, x, stages=2, microbatches=4, replicas=3, remat=True, has_aux=False
+        )
+
+    theirs = value_and_gradients(lambda params, x: plain(layer, params, x), params, x)
+    assert_close(value_and_gradients(run, params, x), theirs)
+
+    mesh = Mesh(np.array(jax.devices()).reshape(2, 4), ("stage", "data"))
+
+    def loss(params: Any, x: Any) -> jax.Array:
+        out = sw.pipeline(
+            layer, params, x, stages=2, microbatches=2, replicas=4, stage_axis="stage"
+        )
+        return jnp.sum(out["h"])
+
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), (params, x))
+    with jax.set_mesh(mesh):
+        text = (
+            jax.jit(
+                jax.grad(loss),
+                in_shardings=(NamedSharding(mesh, P("stage")), NamedSharding(mesh, P("data"))),
+            )
+            .lower(*shapes)
+            .compile()
+            .as_text()
+        )
+    sums = [line for line in text.splitlines() if " all-reduce(" in line]
+    assert sums and not any("while/body" in line for line in sums)
+
+
 def test_a_policy_says_what_remat_keeps() -> None:
     params, x = make(layers=4, batch=4)
 
