@@ -238,19 +238,24 @@ class DecoderOptions(TransformerOptions):
         pipeline (`sw.pipeline`). They are one more dimension to shard; `microbatches` are then
         those that go through them, and `remat` is of a whole stage. 1 is no pipeline.
       repeats: how often a microbatch goes through all stages.
+      replicas: parts of each microbatch of a pipeline that a copy of the weights each works on, so
+        that their gradients are added up once a step (`sw.pipeline`).
       stage_axis: mesh axis of the stages, set as `residual_axes` is.
     """
 
     causal: bool = True
     stages: PositiveInt = 1
     repeats: PositiveInt = 1
+    replicas: PositiveInt = 1
     stage_axis: str | None = None
 
     @model_validator(mode="after")
     def _stages_agree(self) -> Self:
         if self.stages == 1:
-            if self.repeats > 1 or self.stage_axis:
-                raise ValueError("repeats and stage_axis are of a pipeline; give stages, too")
+            if self.repeats > 1 or self.replicas > 1 or self.stage_axis:
+                raise ValueError(
+                    "repeats, replicas and stage_axis are of a pipeline; give stages, too"
+                )
             return self
         if self.blocks % (self.stages * self.repeats):
             raise ValueError(
@@ -261,6 +266,11 @@ class DecoderOptions(TransformerOptions):
             raise ValueError(
                 f"microbatches={self.microbatches} is not a multiple of stages={self.stages}, "
                 "which repeats need"
+            )
+        if self.batch % (self.microbatches * self.replicas):
+            raise ValueError(
+                f"microbatches={self.microbatches} x replicas={self.replicas} does not divide "
+                f"batch={self.batch}"
             )
         if not self.scan_layers:
             raise ValueError("stages are cut from one stack of layers; leave scan_layers true")

@@ -31,7 +31,7 @@ def run_stages(
       block: from weights and residual stream to the next residual stream and the rest.
 
     Returns:
-      Like `x`, and a pytree of arrays [blocks, microbatches, ...].
+      Like `x`, and a pytree of arrays [blocks, microbatches, ...], as `pipeline` returns it.
     """
     made: tuple[jax.Array, Any] = pipeline(
         block,
@@ -40,6 +40,7 @@ def run_stages(
         stages=options.stages,
         microbatches=options.microbatches,
         repeats=options.repeats,
+        replicas=options.replicas,
         remat=_remat(options),
         has_aux=True,
         stage_axis=options.stage_axis,
