@@ -251,7 +251,8 @@ class VariantModel(_Model):
     status: str = Field(description="chosen, planned, ruled out or does not fit, and why")
     step_time_s: float | None = Field(None, description="of its best plan, where it was planned")
     bound_s: float | None = Field(
-        None, description="no plan on the meshes that were tried for it takes less"
+        None,
+        description="no plan on the meshes tried for it takes less by the integer program",
     )
     peak_memory_bytes: float | None = Field(
         None, description="of its best plan; the least that was found where none fits"
