@@ -122,7 +122,8 @@ def explore(
       journal: a file that keeps points as they are done; those that it has are not planned again.
       workers: processes at a time; as many as there are cores where None, and 1 is this process.
       name: of the program, where people know it by another than its own.
-      on_progress: called when a point starts, as its search goes on, and when it is done.
+      on_progress: called when a point starts, as its search goes on, and when it is done; at
+        once for the points of the journal.
 
     Raises:
       InputError: the function does not trace, the base, a knob, a value or an objective is wrong,
@@ -203,6 +204,9 @@ class _Work:
 
     def plan(self, report: Callable[[PointProgress], None]) -> None:
         """Plans every point that is not done."""
+        for one in self._values:
+            if key_of(one) in self.done:
+                report(PointProgress(one, point=self.done[key_of(one)]))
         left = [one for one in self._values if key_of(one) not in self.done]
         tasks = [
             replace(self._first, values=one, known=tuple(self._known(one)[:_SEEDS])) for one in left

@@ -197,11 +197,11 @@ def test_a_journal_is_gone_on_with_and_plans_nothing_again(
         explored(product, SQUARE, SQUARE, on_progress=stop, **asked)
     with (tmp_path / "points.jsonl").open("a") as file:
         file.write('{"point": {"val')  # as a kill in the middle of a line leaves it
-    planned = []
-    whole = explored(
-        product, SQUARE, SQUARE, on_progress=lambda p: planned.append(p.point), **asked
-    )
-    assert len([point for point in planned if point is not None]) == 1
+    told: list[PointProgress] = []
+    whole = explored(product, SQUARE, SQUARE, on_progress=told.append, **asked)
+    assert [p.values for p in told if p.point is not None] == [{"flops": 1}, {"flops": 2}]
+    started = [p.values for p in told if p.point is None and p.planning is None]
+    assert started == [{"flops": 2}]
 
     def fail(*_: Any) -> None:
         raise AssertionError("planned again")
