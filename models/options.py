@@ -236,7 +236,8 @@ class DecoderOptions(TransformerOptions):
       causal: whether a position attends only to those up to it; without, this is an encoder.
       stages: parts of the layers that work on different microbatches at the same time, as a
         pipeline (`sw.pipeline`). They are one more dimension to shard; `microbatches` are then
-        those that go through them, and `remat` is of a whole stage. 1 is no pipeline.
+        those that go through them, and `remat` is of a whole stage. 1 is no pipeline, of which the
+        next three say nothing.
       repeats: how often a microbatch goes through all stages.
       replicas: parts of each microbatch of a pipeline that a copy of the weights each works on, so
         that their gradients are added up once a step (`sw.pipeline`).
@@ -252,10 +253,6 @@ class DecoderOptions(TransformerOptions):
     @model_validator(mode="after")
     def _stages_agree(self) -> Self:
         if self.stages == 1:
-            if self.repeats > 1 or self.replicas > 1 or self.stage_axis:
-                raise ValueError(
-                    "repeats, replicas and stage_axis are of a pipeline; give stages, too"
-                )
             return self
         if self.blocks % (self.stages * self.repeats):
             raise ValueError(

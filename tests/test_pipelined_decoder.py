@@ -72,7 +72,6 @@ def test_a_mixture_is_a_pipeline_of_its_blocks() -> None:
     [
         ({"stages": 3}, "stages=3 x repeats=1 does not divide the 2 layers"),
         ({"stages": 2, "repeats": 2, "layers": 4}, "microbatches=1 is not a multiple of stages=2"),
-        ({"repeats": 2}, "give stages, too"),
         ({"stages": 2, "microbatches": 4, "replicas": 4}, "replicas=4 does not divide batch=8"),
         ({"stages": 2, "scan_layers": False}, "leave scan_layers true"),
     ],
