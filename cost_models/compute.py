@@ -163,7 +163,9 @@ def convolution_seconds(
     input features, and the output features are padded to the unit's rows and columns, so few
     channels cost as much as 128 (256 since v6e). Two ways to lessen that, as XLA does: where
     features times the window's width fit into the rows, the width is contracted too; where a
-    batch fills the columns, the batch is held and the output features stream. Groups are products
+    batch fills the columns, the batch is held and the output features stream. Where the window has
+    more positions than the result has pixels, which is so for the gradient of a kernel, all of the
+    window is contracted: its "input features" are a batch, often of one image. Groups are products
     of their own. Without contraction (one input feature in a group) the vector unit multiplies.
 
     Args:
@@ -195,7 +197,11 @@ def convolution_seconds(
 
     by_pixel = _steps(batch * pixels, contraction, features_out, dtype, chip)
     by_batch = pixels * _steps(features_out, contraction, batch, dtype, chip)
-    steps = groups * positions / fold * np.minimum(by_pixel, by_batch)
+    by_position = positions / fold * np.minimum(by_pixel, by_batch)
+    # The gradient of a kernel slides a window of a whole image over few pixels.
+    by_window = pixels * _steps(batch, features_in * positions, features_out, dtype, chip)
+    slides = (positions > pixels) & (groups == 1)
+    steps = groups * np.where(slides, np.minimum(by_position, by_window), by_position)
     matrix = steps * _seconds_per_step(dtype, chip, efficiency)
 
     outputs = batch * pixels * features_out * groups

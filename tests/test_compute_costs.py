@@ -150,6 +150,26 @@ def test_convolutions_take_about_the_cycles_that_libtpu_estimates(
     assert cycles(seconds, chip) == pytest.approx(scheduled, rel=0.2)
 
 
+@pytest.mark.parametrize(
+    ("images", "size", "features", "scheduled"),
+    [
+        (1, 256, 128, 171_091),
+        (4, 128, 128, 159_998),
+        (16, 16, 512, 159_724),
+        (1, 64, 512, 201_204),
+        (1, 64, 64, 15_035),
+    ],
+)
+def test_the_gradient_of_a_3x3_kernel_takes_about_the_cycles_that_libtpu_estimates(
+    images, size, features, scheduled
+):
+    # libtpu 0.0.42.1 on v5e. As a convolution its batch is the features and its features the batch.
+    seconds = convolution_seconds(
+        features, (3, 3), (size, size), images, features, 1, "bf16", V5E, efficiency=1.0
+    )
+    assert cycles(seconds, V5E) == pytest.approx(scheduled, rel=0.4)
+
+
 def test_a_pointwise_convolution_is_a_matmul():
     convolution = convolution_seconds(8, (16, 16), (1, 1), 256, 512, 1, "bf16", V5E)
     assert convolution[0] == matmul_seconds(1, 8 * 16 * 16, 256, 512, "bf16", V5E)
