@@ -115,6 +115,19 @@ def replicated(batch: str) -> SpecsOf:
     return _state_cut(batch, ())
 
 
+def _rows_of_tables(
+    paths: Sequence[str], shapes: Sequence[tuple[int, ...]], mesh: Mapping[str, int]
+) -> list[Spec]:
+    """Tables that divide by row, and the batch, over all devices."""
+    devices = prod(mesh.values())
+    return [
+        ("data",)
+        if path.startswith("[1]") or ("['tables']" in path and shape[0] % devices == 0)
+        else ()
+        for path, shape in zip(paths, shapes, strict=True)
+    ]
+
+
 _GSPMD_64B = {
     "layers": 32,
     "d_model": 8192,
@@ -268,5 +281,15 @@ SYSTEMS: tuple[System, ...] = (
             ),
             {"residual_axes": ("rows", None, None)},
         ),
+    ),
+    System(
+        "DLRM",
+        "Naumov et al., DLRM (2019), section 4: model parallelism for the tables, data parallelism "
+        "for the networks",
+        "dlrm",
+        {},
+        "v3:4x4",
+        "tables by row and the batch over all cores, networks replicated",
+        HandMade({"data": 32}, _rows_of_tables),
     ),
 )
