@@ -10,6 +10,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import shardwright as sw
+from shardwright.hardware_profiles.slices import parse_slice
 from shardwright.planner.graph_reader import build_graph
 from shardwright.planner.program import Program
 
@@ -91,3 +92,14 @@ def test_no_shift_is_paid_for_where_the_dimension_is_whole() -> None:
         out_specs=P(None, "data"),
     )  # fmt: skip
     assert estimate.collectives == []
+
+
+def test_a_shift_between_slices_is_priced_over_the_data_centre_network() -> None:
+    estimate = sw.evaluate(
+        pad(1, -1), BUFFER, topology="2*v5e:1x1", mesh={"stage": 2},
+        in_specs=(P("stage"),), out_specs=P("stage"),
+    )  # fmt: skip
+    (permute,) = estimate.collectives
+    assert permute.nbytes == ROW
+    across = parse_slice("2*v5e:1x1").chip.device_dcn_bandwidth
+    assert permute.seconds == pytest.approx(permute.nbytes / across, rel=0.05)
