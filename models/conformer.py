@@ -25,8 +25,8 @@ from shardwright.models.convolution import (
     init_batch_norm,
     init_convolution,
 )
-from shardwright.models.decoder import sinusoids
 from shardwright.models.options import ConformerOptions
+from shardwright.models.positions import sinusoids
 from shardwright.models.training import Batch, PyTree
 
 _EPSILON = 1e-5

@@ -6,7 +6,6 @@ constant grows with the sequence.
 """
 
 import functools
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -16,18 +15,22 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 
 from shardwright.models.flash_attention import flash_attention
-from shardwright.models.options import DecoderOptions, MeshAxes, Transformer, TransformerOptions
+from shardwright.models.positions import Rope, apply_rope, relative_bias, rope_tables, sinusoids
 from shardwright.models.quantized import product
 from shardwright.models.stages import run_stages
 from shardwright.models.training import Batch, PyTree, cross_entropy
+from shardwright.models.transformer_options import (
+    DecoderOptions,
+    MeshAxes,
+    Transformer,
+    TransformerOptions,
+)
 
 _INIT_STDDEV = 0.02
 _BUCKETS = 32
-_FARTHEST = 128
 _GATES = {"swiglu": jax.nn.silu, "geglu": jax.nn.gelu}
 """Activations of gated feed-forward blocks. Source: Shazeer, GLU Variants (2020), equation 6."""
 
-Rope = tuple[jax.Array, jax.Array]
 InitBlock = Callable[[jax.Array], PyTree]
 
 
@@ -371,66 +374,6 @@ def dot_attention(
     weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
     mixed = jnp.einsum("bkgqt,btkd->bqkgd", weights, v)
     return mixed.reshape(batch, length, heads, width)
-
-
-def sinusoids(positions: jax.Array, width: int) -> jax.Array:
-    """Sines, then cosines, of position times frequency: [positions, width] in float32.
-
-    Pair i turns by 10000^(-2i / width) a position.
-
-    Source: Vaswani et al., Attention Is All You Need (2017), section 3.5 (which interleaves them).
-    """
-    cos, sin = rope_tables(positions, width, 10_000.0)
-    return jnp.concatenate([sin, cos], axis=-1)
-
-
-def relative_bias(table: jax.Array, length: int, *, bidirectional: bool) -> jax.Array:
-    """The bias [heads, length, length] of attention scores in float32, by distance.
-
-    Half of the buckets are of one distance each; the others grow up to a distance of 128, and
-    all beyond share the last. An encoder has half of them for keys that follow.
-
-    Args:
-      table: [buckets, heads].
-
-    Source: Raffel et al., Exploring the Limits of Transfer Learning (2020), section 2.1; the
-      buckets: google-research/text-to-text-transfer-transformer, `_relative_position_bucket`.
-    """
-    buckets = table.shape[0]
-    query = jax.lax.broadcasted_iota(jnp.int32, (length, length), 0)
-    key = jax.lax.broadcasted_iota(jnp.int32, (length, length), 1)
-    distance, start = query - key, jnp.zeros((), jnp.int32)
-    if bidirectional:
-        buckets //= 2
-        start = jnp.where(distance < 0, buckets, 0)
-        distance = jnp.abs(distance)
-    distance = jnp.maximum(distance, 0)
-    exact = buckets // 2
-    growth = jnp.log(jnp.maximum(distance, 1) / exact) / math.log(_FARTHEST / exact)
-    far = exact + (growth * (buckets - exact)).astype(jnp.int32)
-    bucket = start + jnp.where(distance < exact, distance, jnp.minimum(far, buckets - 1))
-    return jnp.moveaxis(table.astype(jnp.float32)[bucket], -1, 0)
-
-
-def rope_tables(positions: jax.Array, head_dim: int, theta: float) -> Rope:
-    """Cosines and sines [positions, head_dim / 2] of position times frequency.
-
-    Pair i turns by theta^(-2i / head_dim) a position.
-
-    Source: Su et al., RoFormer (2021), section 3.2.2.
-    """
-    pair = jax.lax.iota(jnp.float32, head_dim // 2)
-    frequency = theta ** (-2 * pair / head_dim)
-    angle = positions.astype(jnp.float32)[:, None] * frequency
-    return jnp.cos(angle), jnp.sin(angle)
-
-
-def apply_rope(x: jax.Array, rope: Rope) -> jax.Array:
-    """Rotates the pairs (i, i + head_dim / 2) of x [batch, sequence, heads, head_dim]."""
-    cos, sin = (table[:, None, :] for table in rope)
-    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
-    return turned.astype(x.dtype)
 
 
 def loss(options: DecoderOptions, params: PyTree, batch: Batch) -> jax.Array:

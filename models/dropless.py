@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from shardwright.models.grouped_matmul import grouped_matmul
-from shardwright.models.options import MixtureOptions
 from shardwright.models.training import PyTree
+from shardwright.models.transformer_options import MixtureOptions
 
 
 def mix_dropless(

@@ -14,8 +14,9 @@ import jax
 
 from shardwright.models import decoder
 from shardwright.models.decoder import Context
-from shardwright.models.options import EncoderDecoderOptions
+from shardwright.models.positions import relative_bias
 from shardwright.models.training import Batch, PyTree, cross_entropy
+from shardwright.models.transformer_options import EncoderDecoderOptions
 
 
 def init_params(options: EncoderDecoderOptions, key: jax.Array) -> PyTree:
@@ -96,7 +97,7 @@ def _embed(
     x, context = decoder.embed(options, params, tokens)
     if options.positions == "relative":
         table, length = params[stack]["relative"], tokens.shape[1]
-        bias = decoder.relative_bias(table, length, bidirectional=bidirectional)
+        bias = relative_bias(table, length, bidirectional=bidirectional)
         context = context._replace(bias=bias)
     return x, context
 

@@ -10,17 +10,11 @@ from typing import Any
 from shardwright.errors import InputError
 from shardwright.models.options import (
     ConformerOptions,
-    DecoderOptions,
     DlrmOptions,
-    EncoderDecoderOptions,
-    EncoderOptions,
     LstmOptions,
-    MixtureOptions,
     MlpOptions,
     ResNetOptions,
-    ServingOptions,
     TrainOptions,
-    Transformer,
     UNetOptions,
     parse_options,
 )
@@ -35,6 +29,14 @@ from shardwright.models.presets import (
     MLPS,
     RESNETS,
     UNETS,
+)
+from shardwright.models.transformer_options import (
+    DecoderOptions,
+    EncoderDecoderOptions,
+    EncoderOptions,
+    MixtureOptions,
+    ServingOptions,
+    Transformer,
 )
 
 Options = TrainOptions | ServingOptions

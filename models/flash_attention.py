@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from shardwright.errors import InputError
-from shardwright.models.options import FLASH_LENGTH
+from shardwright.models.transformer_options import FLASH_LENGTH
 from shardwright.planner.kernels import Kernel, kernel
 
 BLOCK = 512

@@ -13,8 +13,8 @@ from jax.ad_checkpoint import checkpoint_name
 
 from shardwright.models import decoder
 from shardwright.models.dropless import mix_dropless
-from shardwright.models.options import MixtureOptions
 from shardwright.models.training import Batch, PyTree, cross_entropy
+from shardwright.models.transformer_options import MixtureOptions
 
 make_batch = decoder.make_batch
 

@@ -8,7 +8,8 @@ from importlib import import_module
 from typing import Any
 
 from shardwright.models.families import KINDS, Options, known_models, model_names, parsed
-from shardwright.models.options import DlrmOptions, NormedOptions, ServingOptions, TrainOptions
+from shardwright.models.options import DlrmOptions, NormedOptions, TrainOptions
+from shardwright.models.transformer_options import ServingOptions
 
 __all__ = ["ReferenceModel", "build", "checked_options", "known_models", "model_names"]
 

@@ -19,9 +19,9 @@ from jax import lax
 
 from shardwright.models import decoder
 from shardwright.models.flash_attention import flash_attention
-from shardwright.models.options import DecoderOptions, ServingOptions, Transformer
 from shardwright.models.quantized import Quantized, product, quantize, take_rows
 from shardwright.models.training import PyTree
+from shardwright.models.transformer_options import DecoderOptions, ServingOptions, Transformer
 
 _CONTRACTED = {
     "embedding": (1,), "head": (0,), "wq": (0,), "wk": (0,), "wv": (0,), "wo": (0, 1),

@@ -7,9 +7,9 @@ from typing import Any
 
 import jax
 
-from shardwright.models.options import DecoderOptions
 from shardwright.models.pipeline import pipeline
 from shardwright.models.training import PyTree
+from shardwright.models.transformer_options import DecoderOptions
 
 _WEIGHT_PRODUCTS = (
     "query_proj", "key_proj", "value_proj", "out_proj", "mlpwi_0", "mlpwi_1", "mlpwo",

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from shardwright.models import build, decoder
+from shardwright.models import build, decoder, positions
 from shardwright.planner.tracing import mesh_context
 
 # Tiny programs: compiling costs more than running.
@@ -137,7 +137,9 @@ def test_rope_multiplies_complex_pairs_by_unit_numbers():
     pairs = x[..., :4] + 1j * x[..., 4:]
     turn = np.exp(1j * np.outer(np.arange(7), 100.0 ** (-2 * np.arange(4) / 8)))
     turned = pairs * turn[:, None, :]
-    actual = decoder.apply_rope(jnp.asarray(x, jnp.float32), decoder.rope_tables(jnp.arange(7), 8, 100.0))
+    actual = positions.apply_rope(
+        jnp.asarray(x, jnp.float32), positions.rope_tables(jnp.arange(7), 8, 100.0)
+    )
     np.testing.assert_allclose(actual, np.concatenate([turned.real, turned.imag], -1), atol=1e-5)
 
 

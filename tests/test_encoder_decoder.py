@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import shardwright as sw
-from shardwright.models import build, decoder, encoder_decoder
+from shardwright.models import build, decoder, encoder_decoder, positions
 
 quick_jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 
@@ -100,7 +100,7 @@ def test_an_attention_is_that_of_a_loop_with_another_source_and_a_bias() -> None
 def test_relative_positions_fall_into_the_buckets_of_t5(bidirectional: bool) -> None:
     """T5's `_relative_position_bucket` written as a loop; 32 buckets, the farthest from 128."""
     table = jnp.arange(32.0)[:, None]
-    actual = np.asarray(decoder.relative_bias(table, 160, bidirectional=bidirectional)[0])
+    actual = np.asarray(positions.relative_bias(table, 160, bidirectional=bidirectional)[0])
     for query, key in [(0, 0), (9, 0), (159, 0), (159, 100), (20, 40), (0, 159), (64, 56), (17, 0)]:
         distance, buckets, start = query - key, 32, 0
         if bidirectional:
@@ -119,7 +119,7 @@ def test_sinusoids_are_those_of_the_formula() -> None:
     """Vaswani et al. (2017), section 3.5, sines and cosines side by side."""
     angle = np.arange(7)[:, None] / 10_000 ** (2 * np.arange(4) / 8)
     expected = np.concatenate([np.sin(angle), np.cos(angle)], axis=1)
-    np.testing.assert_allclose(decoder.sinusoids(jnp.arange(7), 8), expected, atol=1e-5)
+    np.testing.assert_allclose(positions.sinusoids(jnp.arange(7), 8), expected, atol=1e-5)
 
 
 @pytest.mark.parametrize(

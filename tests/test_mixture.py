@@ -9,7 +9,7 @@ import pytest
 
 import shardwright as sw
 from shardwright.models import build, mixture
-from shardwright.models.options import MixtureOptions
+from shardwright.models.transformer_options import MixtureOptions
 
 SMALL: dict[str, Any] = {
     "batch": 2, "layers": 2, "d_model": 8, "heads": 2, "d_ff": 16, "vocab": 32, "sequence": 12,
@@ -140,3 +140,19 @@ def test_experts_are_cut_over_all_devices_and_tokens_sent_by_all_to_all() -> Non
     # Two layers mix; dispatch and combination, forward, recomputed and backward.
     exchanges = [c for c in plan.estimate.collectives if c.kind == "all_to_all"]
     assert sum(c.count for c in exchanges) >= 2 * 4
+
+
+def test_memory_a_device_is_constant_as_experts_grow_with_devices() -> None:
+    """GShard, section 4.4: as many experts, and as many sequences, as devices."""
+    peaks = []
+    for topology, devices in (("v3:2x2", 8), ("v3:4x4", 32)):
+        model = build(
+            "gshard-37b", layers=2, experts=devices, vocab=1024, batch=2 * devices, sequence=256,
+            d_model=512, d_ff=4096, head_dim=64, heads=8,
+        )  # fmt: skip
+        plan = sw.plan(
+            model.train_step, *model.example_args, topology=topology, mesh={"expert": devices},
+            donate_argnums=model.donate_argnums, time_limit_s=3,
+        )  # fmt: skip
+        peaks.append(plan.estimate.peak_memory_bytes)
+    assert peaks[1] < 1.1 * peaks[0]

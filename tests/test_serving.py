@@ -10,8 +10,8 @@ import pytest
 
 import shardwright as sw
 from shardwright.models import build, decoder, serving
-from shardwright.models.options import DecoderOptions, ServingOptions
 from shardwright.models.quantized import product, quantize, take_rows
+from shardwright.models.transformer_options import DecoderOptions, ServingOptions
 
 quick_jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 
