@@ -161,3 +161,15 @@ def test_the_command_line_writes_a_preset_as_a_file(write: Any, capsys: Any) -> 
     assert main(["models", "t5-base", "--toml"]) == 0
     config = read_config(write(capsys.readouterr().out))
     assert checked_options(config.base, configured(config, {})) == checked_options("t5-base", {})
+
+
+def test_the_service_takes_a_kind_with_all_its_options() -> None:
+    from shardwright.api.catalog import checked_options as checked_by_service
+
+    sizes = {"layers": 2, "d_model": 64, "heads": 4, "d_ff": 128, "vocab": 256}
+    given = sizes | {"batch": 8, "sequence": 16}
+    assert checked_by_service("decoder", given) == given
+    with pytest.raises(sw.InputError, match="option 'd_model': Field required"):
+        checked_by_service("decoder", {"layers": 2})
+    with pytest.raises(sw.InputError, match="unknown model 'model.toml'"):
+        checked_by_service("model.toml", {})
