@@ -169,10 +169,10 @@ PLAN_HEADER = (
 
 
 def make_plan(priced: Priced, seconds: float) -> Planned:
-    """Plans a run, with as much memory as its own sharding is predicted to take.
+    """Plans a run, with all the memory there is where its own sharding is predicted to need it.
 
-    Some of the runs are predicted to take more than there is: the loss of the reference decoder
-    writes its logits in float32, MaxText's does not.
+    Some are predicted to take even more: the loss of the reference decoder writes its logits in
+    float32, MaxText's does not.
     """
     run = priced.run
     model = run.build()
@@ -183,7 +183,7 @@ def make_plan(priced: Priced, seconds: float) -> Planned:
             *model.example_args,
             topology=run.topology,
             donate_argnums=model.donate_argnums,
-            memory_fraction=min(1.0, max(MEMORY_FRACTION, needed)),
+            memory_fraction=MEMORY_FRACTION if needed <= MEMORY_FRACTION else 1.0,
             time_limit_s=seconds,
             model_flops=model.model_flops_per_step,
         )
