@@ -139,7 +139,7 @@ def plan(
             found,
             OptionsModel(
                 topology=topology,
-                mesh=subject.mesh,
+                mesh=None if subject.mesh is None else dict(subject.mesh),
                 pinned={path: spec_of(sharding) for path, sharding in subject.pins.items()},
                 memory_fraction=memory_fraction,
                 time_limit_s=time_limit_s,

@@ -81,8 +81,8 @@ def refine(entrants: Sequence[Entrant], on_progress: Callable[[Progress], None])
             except ShardwrightError as error:
                 failures[jobs[job]] = error
             tell()
-    for position, error in failures.items():
-        outcomes[position] = _outcome(entrants[position], problem=error.what)
+    for position, failure in failures.items():
+        outcomes[position] = _outcome(entrants[position], problem=failure.what)
     steps = {
         position: one.compiled_step_s / entrants[position].tokens
         for position, one in sorted(outcomes.items())

@@ -184,9 +184,9 @@ def _time(plan: Plan, module: HloModule | None) -> TimeComparison:
         predicted_step=estimate.step_time_s,
         predicted_compute=estimate.compute_time_s,
         predicted_collectives=estimate.collective_time_s,
-        compiled_step=time and time.step_s,
-        compiled_compute=time and time.compute_s,
-        compiled_collectives=time and time.collective_s,
+        compiled_step=None if time is None else time.step_s,
+        compiled_compute=None if time is None else time.compute_s,
+        compiled_collectives=None if time is None else time.collective_s,
     )
 
 

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec
 
 from shardwright.errors import InputError
 from shardwright.hardware_profiles.chip import ChipProfile, parse_chip
-from shardwright.models import build
+from shardwright.models import ReferenceModel, build
 from shardwright.models.choices import model_variants
 from shardwright.planner.annotated import annotated_stablehlo
 from shardwright.planner.hand_made import evaluate
@@ -134,11 +134,13 @@ def _subject(request: Mapping[str, Any], program: Path | None) -> _Subject:
     if not isinstance(model, Mapping):
         raise InputError("neither a program nor a model is named", where="request", do="Give one")
     built = build(model["name"], **model.get("options", {}))
-    traced = Program.trace(
-        built.train_step, *built.example_args, donate_argnums=built.donate_argnums
-    )
+    traced = _traced(built)
     flops = float(built.model_flops_per_step) if model_flops is None else model_flops
     return _Subject(traced, built.name, flops, built.tokens_per_step, built.options.unit)
+
+
+def _traced(model: ReferenceModel) -> Program:
+    return Program.trace(model.train_step, *model.example_args, donate_argnums=model.donate_argnums)
 
 
 def _inspect(
@@ -155,7 +157,7 @@ def _plan(
         path: PartitionSpec(*spec_of_data(spec, f"pinned {path}"))
         for path, spec in (request.get("pinned") or {}).items()
     }
-    model = request.get("model")
+    model: Mapping[str, Any] = request.get("model") or {}
     choices = request.get("choices")
     forms = model_variants(model["name"], model.get("options", {}), choices) if choices else None
     made = plan(
@@ -176,9 +178,8 @@ def _plan(
     program = subject.program
     chosen: Mapping[str, Any] = {}
     if forms is not None:
-        form = forms[made.data.variant or ""]
-        program = Program.trace(form.fn, *form.args, donate_argnums=form.donate_argnums or ())
-        chosen = form.options
+        chosen = forms[made.data.variant or ""].options
+        program = _traced(build(model["name"], **{**model.get("options", {}), **chosen}))
     if model:
         made.data = with_origin(
             made.data,
