@@ -1,13 +1,18 @@
 """Planning time and proven gap against layers, mesh axes, chips and width, stage by stage.
 
-    python benchmarks/planning_time.py [layers] [axes] [chips] [width] [--max-layers 96]
+    python benchmarks/planning_time.py [layers] [axes] [chips] [width] [search] [--max-layers 96]
 
 Stages, in CPU seconds of the process (so that a busy machine does not blur them) and, for all
-together, wall seconds: *graph* reads the traced module and builds its op graph, nodes, kernels and
-live ranges; *problem* prices strategies and reshards on one mesh; *solve* is the integer program;
-*evaluate* puts the solution through the partitioner and prices it. Large programs are solved with
-repeated layers tied, then untied ("gap" is of the untied program). "MB" is the peak memory of the
-process so far, from which each row has one of its own.
+together, wall seconds: *populate* is Shardy's pass that gives every operation its rule, *graph*
+reads the traced module and builds its op graph, nodes, kernels and live ranges; *problem* prices
+strategies and reshards on one mesh; *solve* is the integer program; *evaluate* puts the solution
+through the partitioner and prices it; *annotate*, a part of it, writes the constraints. Large
+programs are solved with repeated layers tied, then untied ("gap" is of the untied program). "MB" is
+the peak memory of the process so far, from which each row has one of its own. Reshards are read
+from disk where an earlier run asked for them, unless `--cold`.
+
+*search* plans over all meshes of up to three axes, from the traced module to the plan: with what
+Shardy answers about reshards asked for the first time, and kept from the first time.
 """
 
 from __future__ import annotations
@@ -16,14 +21,19 @@ import argparse
 import multiprocessing
 import os
 import resource
+import tempfile
 import time
 from typing import Any
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 HEADER = (
-    "| what | ops | mesh | graph | problem | solve | evaluate | all, wall s | gap | MB |\n"
-    "|---|---|---|---|---|---|---|---|---|---|"
+    "| what | ops | mesh | populate | graph | problem | solve | evaluate | annotate | all, wall s "
+    "| gap | MB |\n|---|---|---|---|---|---|---|---|---|---|---|---|"
+)
+SEARCH_HEADER = (
+    "| what | meshes | planned | ruled out | not tried | mesh of the plan | step, s | gap | CPU s "
+    "| wall s | MB |\n|---|---|---|---|---|---|---|---|---|---|---|"
 )
 
 
@@ -32,6 +42,9 @@ def measure(model: str, options: dict[str, Any], topology: str, axes: int, label
     from shardwright.hardware_profiles.mesh import enumerate_meshes
     from shardwright.hardware_profiles.slices import parse_slice
     from shardwright.models.registry import build
+    from shardwright.planner import mlir
+    from shardwright.planner.annotate import annotate
+    from shardwright.planner.graph_reader import number_operations
     from shardwright.planner.program import Program
     from shardwright.planner.search import evaluate_choices, prepare
     from shardwright.planner.tied import solve_weighed
@@ -41,6 +54,10 @@ def measure(model: str, options: dict[str, Any], topology: str, axes: int, label
     program = Program.trace(
         built.train_step, *built.example_args, donate_argnums=built.donate_argnums
     )
+    with program.module() as module:
+        began = time.process_time()
+        mlir.run_passes(module, mlir.POPULATE_RULES)
+        populate_s = time.process_time() - began
     wall, clock = time.perf_counter(), [time.process_time()]
 
     def lap() -> float:
@@ -65,16 +82,53 @@ def measure(model: str, options: dict[str, Any], topology: str, axes: int, label
         untie=True,
     )
     solve_s = lap()
-    evaluate_choices(prepared, problem, solution)
+    found = evaluate_choices(prepared, problem, solution)
     evaluate_s = lap()
+    took = time.perf_counter() - wall
+    with program.module() as module:
+        number_operations(module)
+        began = time.process_time()
+        annotate(module, mesh.shape, found.constraints, found.in_shardings, found.out_shardings)
+        annotate_s = time.process_time() - began
     megabytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
     shape = " x ".join(str(n) for n in mesh.shape.values())
     gap = "does not fit" if solution.status == "infeasible" else f"{100 * solution.gap:.3f} %"
     return (
-        f"| {label} | {len(prepared.graph.ops)} | {shape} | {graph_s:.2f} | {problem_s:.2f} "
-        f"| {solve_s:.2f} | {evaluate_s:.2f} | {time.perf_counter() - wall:.1f} | {gap} "
-        f"| {megabytes:.0f} |"
+        f"| {label} | {len(prepared.graph.ops)} | {shape} | {populate_s:.2f} "
+        f"| {graph_s - populate_s:.2f} | {problem_s:.2f} | {solve_s:.2f} | {evaluate_s:.2f} "
+        f"| {annotate_s:.2f} | {took:.1f} | {gap} | {megabytes:.0f} |"
     )
+
+
+def search(model: str, options: dict[str, Any], topology: str, seconds: float, label: str) -> str:
+    """One row: a model planned over all meshes of a slice."""
+    import shardwright as sw
+    from shardwright.models.registry import build
+    from shardwright.planner.program import Program
+
+    built = build(model, **options)
+    program = Program.trace(built.step, *built.example_args, donate_argnums=built.donate_argnums)
+    wall, cpu = time.perf_counter(), time.process_time()
+    plan = sw.plan(program, topology=topology, time_limit_s=seconds)
+    cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
+    kinds = [mesh.status.split(":")[0] for mesh in plan.data.meshes_considered]
+    counts = [kinds.count(kind) for kind in ("planned", "ruled out", "not tried")]
+    shape = " x ".join(str(n) for n in plan.mesh_axes.values())
+    gap = "none" if plan.solver.gap is None else f"{100 * plan.solver.gap:.3f} %"
+    megabytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+    return (
+        f"| {label} | {len(kinds)} | {' | '.join(map(str, counts))} | {shape} "
+        f"| {plan.estimate.step_time_s:.4f} | {gap} | {cpu:.1f} | {wall:.1f} | {megabytes:.0f} |"
+    )
+
+
+def search_rows() -> list[tuple[str, dict[str, Any], str, float, str]]:
+    """Arguments of `search` for its table."""
+    scanned = {"batch": 2048, "sequence": 2048}
+    return [
+        ("gpt3-175b", scanned, "v5p:8x8x16", 600.0, "gpt3-175b scanned on v5p:8x8x16"),
+        ("llama3-8b", {"batch": 256}, "v5e:16x16", 600.0, "llama3-8b on v5e:16x16"),
+    ]
 
 
 def rows(what: str, max_layers: int) -> list[tuple[str, dict[str, Any], str, int, str]]:
@@ -99,7 +153,7 @@ def rows(what: str, max_layers: int) -> list[tuple[str, dict[str, Any], str, int
             for n in (1, 2, 3)
         ]
     if what == "chips":
-        slices = ("v5p:2x2x2", "v5p:4x4x4", "v5p:8x8x8", "v5p:16x16x16", "v5p:16x16x24")
+        slices = ("tpu7x:2x2x2", "tpu7x:4x4x4", "tpu7x:8x8x8", "tpu7x:16x16x16", "tpu7x:16x16x32")
         return [
             ("llama3-8b", {"batch": 8192, "sequence": 2048}, name, 2, f"llama3-8b on {name}")
             for name in slices
@@ -119,12 +173,28 @@ def rows(what: str, max_layers: int) -> list[tuple[str, dict[str, Any], str, int
 def main() -> None:
     """Prints the tables asked for; every row in a process of its own."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    tables = ["layers", "axes", "chips", "width"]
+    tables = ["layers", "axes", "chips", "width", "search"]
     parser.add_argument("tables", nargs="*", default=tables, choices=[*tables, []])
     parser.add_argument("--max-layers", type=int, default=96)
+    parser.add_argument("--cold", action="store_true", help="with nothing kept of earlier runs")
     options = parser.parse_args()
     context = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory() as folder:
+        if options.cold or "search" in options.tables:
+            os.environ["SHARDWRIGHT_CACHE"] = folder
+        _print_tables(options, context)
+
+
+def _print_tables(options: argparse.Namespace, context: Any) -> None:
     for table in options.tables:
+        if table == "search":
+            print(f"\n### search over meshes\n\n{SEARCH_HEADER}", flush=True)
+            for *arguments, label in search_rows():
+                for when in ("first time", "again"):
+                    with context.Pool(1) as pool:
+                        row = (*arguments, f"{label}, {when}")
+                        print(pool.apply(search, row), flush=True)
+            continue
         print(f"\n### against {table}\n\n{HEADER}", flush=True)
         for row in rows(table, options.max_layers):
             with context.Pool(1) as pool:

@@ -7,7 +7,7 @@ import pytest
 import shardwright as sw
 from shardwright.hardware_profiles.mesh import meshes_for_shape
 from shardwright.hardware_profiles.slices import parse_slice
-from shardwright.planner import search
+from shardwright.planner import prepared
 from shardwright.planner.repeats import alike_nodes
 from shardwright.planner.search import Candidate, Prepared, prepare, search_meshes, solve_mesh
 
@@ -69,7 +69,7 @@ def test_a_large_program_is_planned_within_one_percent(
     deep: Prepared, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = solve_mesh(deep, deep.problem(MESH), MEMORY, 60, seed=0, gap=1e-4)
-    monkeypatch.setattr(search, "_MOST_NODES", 10)
+    monkeypatch.setattr(prepared, "_MOST_NODES", 10)
     assert deep.problem(MESH).alike is not None
     found = search_meshes(
         deep,

@@ -1,0 +1,233 @@
+"""Step 4 on one mesh: the integer program solved, its solution partitioned and evaluated."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from shardwright.cost_models.memory import PeakMemory
+from shardwright.planner.collectives import DimAxes
+from shardwright.planner.constraints import ValueConstraint, value_constraints
+from shardwright.planner.evaluation import Evaluation, evaluate_partitioned
+from shardwright.planner.partitioned import Partitioned, partition
+from shardwright.planner.prepared import Prepared
+from shardwright.planner.problem import ShardingProblem, sharding_of
+from shardwright.planner.solver import Solution
+from shardwright.planner.tied import solve_weighed
+
+_LEAST_WEIGHT = 1e-3
+"""Of gathers against the compute that they hide behind: among plans of equal steps, that with less
+to gather is taken, and a bound of the integer program is at most this much below the step."""
+_HIDING_WEIGHTS = (0.05, 0.3, 1.0)
+_MEMORY_ROUNDS = 3
+LEAST_SECONDS = 2.0
+_NOTICED = 1.02
+"""By how much the two measures of memory must differ to solve again."""
+_BINDING = 1.1
+"""Memory counts as binding where the solution takes this close to its limit."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A solution on one mesh, partitioned and priced.
+
+    Attributes:
+      bound_s: no plan on the mesh takes less by the integer program; -inf where nothing is proven.
+    """
+
+    problem: ShardingProblem = field(repr=False)
+    solution: Solution = field(repr=False)
+    constraints: tuple[ValueConstraint, ...] = field(repr=False)
+    partitioned: Partitioned = field(repr=False)
+    evaluation: Evaluation = field(repr=False)
+    in_shardings: tuple[DimAxes, ...] = field(repr=False)
+    out_shardings: tuple[DimAxes, ...] = field(repr=False)
+    bound_s: float = -math.inf
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A solution on one mesh by the integer program alone.
+
+    Attributes:
+      step_s: seconds of a step.
+      weights: of gathers, by loop, with which it was found.
+    """
+
+    problem: ShardingProblem = field(repr=False)
+    solution: Solution = field(repr=False)
+    step_s: float
+    weights: dict[int, float] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Misfit:
+    """No plan on a mesh keeps within the memory: the least that was found.
+
+    Attributes:
+      proven: no sharding fits by the integer program; otherwise none was found in time.
+    """
+
+    least: PeakMemory
+    proven: bool
+
+
+@dataclass(frozen=True)
+class RuledOut:
+    """No plan on a mesh takes less than `bound_s` seconds by the integer program: too slow."""
+
+    bound_s: float
+
+
+def solve_mesh(
+    prepared: Prepared,
+    problem: ShardingProblem,
+    memory_limit: float,
+    time_limit_s: float,
+    seed: int,
+    gap: float,
+    warm: Sequence[tuple[int, ...]] = (),
+    cutoff: float = math.inf,
+    estimated: Estimate | None = None,
+) -> Candidate | Misfit | RuledOut:
+    """The best candidate on one mesh, or the least memory found where none fits.
+
+    The integer program knows memory and overlap only nearly. Where its memory differs from the
+    exact evaluation's, it is solved again with its limit moved by the difference; where the
+    gathers of a loop last longer than the compute that they hide behind, they are weighed more.
+
+    Args:
+      cutoff: seconds of a step; a mesh on which no plan takes less is ruled out.
+      estimated: what to begin with; the nodes of alike layers may then choose differently.
+    """
+    deadline = time.monotonic() + time_limit_s
+    best: Candidate | None = None
+    least: PeakMemory | None = None
+    proven = False
+    bound = -math.inf
+    weights = dict.fromkeys(problem.loops, _LEAST_WEIGHT)
+    if estimated is not None:
+        weights, warm = dict(estimated.weights), [estimated.solution.choices]
+    for weight in _HIDING_WEIGHTS:
+        limit = memory_limit
+        for _ in range(_MEMORY_ROUNDS):
+            solution = solve_weighed(
+                problem,
+                weights,
+                limit,
+                time_limit_s=max(LEAST_SECONDS, deadline - time.monotonic()),
+                seed=seed,
+                gap=gap,
+                cutoff=cutoff,
+                warm_starts=warm,
+                untie=estimated is not None,
+            )
+            if limit >= memory_limit:
+                # For any weights, what the integer program cannot undercut, no step can.
+                bound = max(bound, problem.step_bound(solution.bound))
+            if solution.status == "cut off":
+                if best is not None:
+                    return replace(best, bound_s=bound)
+                return RuledOut(problem.step_bound(solution.bound))
+            candidate = evaluate_choices(prepared, problem, solution)
+            peak = candidate.evaluation.peak
+            # With a moved limit it is proven of that limit only.
+            proven = proven or (limit >= memory_limit and math.isinf(solution.bound))
+            for found in (peak, problem.peak_memory(solution.choices)):
+                if found.bytes > memory_limit and (least is None or found.bytes < least.bytes):
+                    least = found
+            if peak.bytes <= memory_limit and (
+                best is None or candidate.evaluation.step_s < best.evaluation.step_s
+            ):
+                best = candidate
+            moved = memory_limit + solution.peak - peak.bytes
+            too_strict = moved > limit * _NOTICED and solution.peak > limit / _BINDING
+            if (not too_strict and peak.bytes <= memory_limit) or moved <= 0:
+                break
+            limit = moved
+        longer = _gathering_longest(problem, solution)
+        if best is None or not longer or estimated is not None:
+            break
+        weights.update(dict.fromkeys(longer, weight))
+    if best is not None:
+        return replace(best, bound_s=bound)
+    return Misfit(least or peak, proven)
+
+
+def estimate_mesh(
+    problem: ShardingProblem,
+    memory_limit: float,
+    time_limit_s: float,
+    seed: int,
+    gap: float,
+    cutoff: float = math.inf,
+) -> Estimate | Misfit | RuledOut:
+    """The best solution on one mesh by the integer program alone; otherwise as `solve_mesh`."""
+    deadline = time.monotonic() + time_limit_s
+    best: Estimate | None = None
+    weights = dict.fromkeys(problem.loops, _LEAST_WEIGHT)
+    for weight in _HIDING_WEIGHTS:
+        solution = solve_weighed(
+            problem,
+            weights,
+            memory_limit,
+            time_limit_s=max(LEAST_SECONDS, deadline - time.monotonic()),
+            seed=seed,
+            gap=gap,
+            cutoff=cutoff,
+            warm_starts=(),
+            untie=False,
+        )
+        if solution.status == "cut off":
+            return best or RuledOut(problem.step_bound(solution.bound))
+        if solution.status == "infeasible":
+            return best or Misfit(problem.peak_memory(solution.choices), proven=False)
+        step_s = problem.step_seconds(solution.choices)
+        if best is None or step_s < best.step_s:
+            best = Estimate(problem, solution, step_s, dict(weights))
+        longer = _gathering_longest(problem, solution)
+        if not longer:
+            break
+        weights.update(dict.fromkeys(longer, weight))
+    assert best is not None
+    return best
+
+
+def _gathering_longest(problem: ShardingProblem, solution: Solution) -> list[int]:
+    """The loops whose gathers last longer than the compute that they can hide behind."""
+    compute, gathers, _ = problem.seconds_by_loop(solution.choices)
+    return [loop for loop, seconds in gathers.items() if seconds > compute.get(loop, 0.0)]
+
+
+def evaluate_choices(prepared: Prepared, problem: ShardingProblem, solution: Solution) -> Candidate:
+    """Puts a solution through the partitioner and prices what comes out."""
+    constraints = value_constraints(problem, solution.choices)
+    ins, outs = boundary_shardings(problem, solution.choices)
+    partitioned = partition(
+        prepared.program, prepared.graph, problem.mesh.shape, constraints, ins, outs
+    )
+    evaluation = evaluate_partitioned(
+        prepared.graph, prepared.fusions, prepared.buffers, partitioned, problem.mesh
+    )
+    return Candidate(problem, solution, constraints, partitioned, evaluation, ins, outs)
+
+
+def boundary_shardings(
+    problem: ShardingProblem, choices: Sequence[int]
+) -> tuple[tuple[DimAxes, ...], tuple[DimAxes, ...]]:
+    """The shardings of main's arguments and results under a choice of strategies."""
+    nodes = problem.node_graph
+    names = tuple(problem.mesh.shape)
+
+    def shardings(values: Sequence[int], of: Sequence[int]) -> tuple[DimAxes, ...]:
+        return tuple(
+            sharding_of(problem.strategies[node][choices[node]], nodes.whole_dims(value), names)
+            for value, node in zip(values, of, strict=True)
+        )
+
+    return (
+        shardings(nodes.graph.arguments, nodes.argument_nodes),
+        shardings(nodes.graph.results, nodes.result_nodes),
+    )

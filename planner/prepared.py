@@ -1,0 +1,61 @@
+"""A program with everything that no mesh changes, made once for all of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from shardwright.extensions import load_extensions
+from shardwright.hardware_profiles.mesh import LogicalMesh
+from shardwright.planner.fusion import FusionPlan, plan_fusions
+from shardwright.planner.graph import OpGraph
+from shardwright.planner.graph_reader import build_graph
+from shardwright.planner.liveness import Lifetime, lifetimes
+from shardwright.planner.named_layout import NamedLayout, tie_names
+from shardwright.planner.nodes import NodeGraph, build_nodes
+from shardwright.planner.problem import Fixed, ShardingProblem, build_problem
+from shardwright.planner.program import Program
+from shardwright.planner.repeats import alike_nodes
+from shardwright.planner.skeleton import Skeleton, build_skeleton
+
+_MOST_NODES = 1000
+"""Above this many nodes, repeated layers are tied."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A program with everything that does not depend on the mesh."""
+
+    program: Program
+    graph: OpGraph = field(repr=False)
+    nodes: NodeGraph = field(repr=False)
+    fusions: FusionPlan = field(repr=False)
+    buffers: tuple[Lifetime, ...] = field(repr=False)
+    skeleton: Skeleton = field(repr=False)
+    alike: dict[tuple[object, ...], tuple[int, ...]] = field(default_factory=dict, repr=False)
+    layout: NamedLayout | None = field(default=None, repr=False)
+
+    def problem(self, mesh: LogicalMesh, fixed: Fixed | None = None) -> ShardingProblem:
+        """The sharding problem on a mesh; in a large program the nodes of alike layers are tied."""
+        problem = build_problem(self.nodes, self.fusions, self.buffers, mesh, fixed, self.skeleton)
+        if self.large:
+            key = tuple(sorted((fixed or {}).items()))
+            if key not in self.alike:
+                self.alike[key] = alike_nodes(self.skeleton, fixed or {})
+            problem = replace(problem, alike=self.alike[key])
+        return problem if self.layout is None else tie_names(problem, self.layout)
+
+    @property
+    def large(self) -> bool:
+        """Whether the program is too large to solve as it is, and to partition for every mesh."""
+        return len(self.skeleton.kind_of) > _MOST_NODES
+
+
+def prepare(program: Program) -> Prepared:
+    """Builds the op graph of a program and everything else that no mesh changes."""
+    load_extensions()
+    graph = build_graph(program)
+    nodes = build_nodes(graph)
+    fusions = plan_fusions(nodes)
+    buffers = lifetimes(nodes, fusions)
+    skeleton = build_skeleton(nodes, fusions, buffers)
+    return Prepared(program, graph, nodes, fusions, buffers, skeleton)
