@@ -18,6 +18,8 @@ from shardwright.planner.solver.whole import improve
 _ALONE, _EXPERTS = 0.7, 0.1
 """Parts of the time limit: for the solver alone, and for what people would begin with."""
 _LEAST_EXPERT_SECONDS = 0.5
+_MOST_WHOLE = 3000
+"""Up to this many nodes what is left open after tying is solved as it is."""
 
 
 def solve_weighed(
@@ -80,9 +82,14 @@ def solve_weighed(
         return replace(solution, choices=choices, bound=-math.inf, least_peak_proven=False)
     if untie:
         mixed = mix(program, tied, solution.choices, deadline=deadline, gap=gap, seed=seed)
-        return improve(
+        untied = improve(
             program, mixed.choices, deadline=deadline, gap=gap, seed=seed, prices=mixed.prices
         )
+        left = deadline - time.perf_counter()
+        if untied.status == "optimal" or len(program.costs) > _MOST_WHOLE or left <= 0:
+            return untied
+        again = solve(program, time_limit_s=left, seed=seed, gap=gap, warm_starts=[untied.choices])
+        return _with_bound(again, untied.bound, gap)
     return replace(solution, choices=choices, bound=-math.inf, gap=math.inf, status="feasible")
 
 
