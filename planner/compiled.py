@@ -199,9 +199,10 @@ def _read_send(
     told = _ACROSS_SLICES.search(line.text)
     kind = told[1].lower() if told else ""
     groups = np.zeros((1, 2), dtype=np.int64) if slices is None else slices.T
+    nbytes = _array_bytes(line.arrays[0])
     return CompiledCollective(
         kind=kind if kind in _KINDS.values() else "collective_permute",
-        nbytes=_array_bytes(line.arrays[0]),
+        nbytes=nbytes * groups.shape[1] if kind == "all_gather" else nbytes,
         group=groups.shape[1],
         count=count,
         op_name=line.op_name,

@@ -229,6 +229,13 @@ def test_a_sum_over_slices_is_one_collective_beside_other_work(shape) -> None:
     assert within.axes(shape) == ("data:2",)
 
 
+def test_a_gather_from_other_slices_is_told_by_what_is_gathered() -> None:
+    text = ACROSS_SLICES.replace("\\\n", "").replace("ALL_REDUCE", "ALL_GATHER")
+    (mesh,) = meshes_for_shape(parse_slice("2*v5e:2x2"), {"data": 8})[:1]
+    _, across = module_collectives(parse_hlo(text), slice_positions(mesh))
+    assert (across.kind, across.nbytes) == ("all_gather", 2 * 64 * 128 * 2)
+
+
 def test_devices_of_one_slice_need_no_places() -> None:
     (mesh,) = meshes_for_shape(parse_slice("v5e:2x2"), {"data": 4})[:1]
     assert slice_positions(mesh) is None
