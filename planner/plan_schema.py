@@ -326,7 +326,9 @@ class PlanModel(_Model):
     refined: list[RefinedModel] = Field(
         default=[], description="plans that were compiled, the best by prediction first"
     )
-    layout: LayoutModel | None = Field(None, description="where a named layout was asked for")
+    layout: LayoutModel | None = Field(
+        default=None, description="where a named layout was asked for"
+    )
     constraints: list[ConstraintModel]
     estimate: EstimateModel
     solver: SolverModel
