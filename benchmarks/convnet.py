@@ -9,7 +9,12 @@ import jax.numpy as jnp
 from jax import lax
 
 from shardwright.models.options import MlpOptions
-from shardwright.models.training import cross_entropy, make_init, make_train_step
+from shardwright.models.training import (
+    cross_entropy,
+    make_init,
+    make_train_step,
+    without_statistics,
+)
 
 _DIMENSIONS = ("NHWC", "HWIO", "NHWC")
 
@@ -66,7 +71,7 @@ def convnet(
         "images": jax.ShapeDtypeStruct((batch, size, size, 3), jnp.float32),
         "labels": jax.ShapeDtypeStruct((batch,), jnp.int32),
     }
-    return make_train_step(loss, options), (state, data), (0,)
+    return make_train_step(without_statistics(loss), options), (state, data), (0,)
 
 
 def _convolution(x: jax.Array, kernel: jax.Array, stride: int = 1) -> jax.Array:

@@ -27,10 +27,15 @@ from collections.abc import Iterator
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
-from compiled_cache import cache_folder, verified
 from fidelity_cases import CASES, Case
 
 import shardwright as sw
+from shardwright.errors import ShardwrightError
+from shardwright.hardware_profiles.chip import load_chip
+from shardwright.hardware_profiles.mesh import LogicalMesh
+from shardwright.planner import verification
+from shardwright.planner.cache_folder import cache_folder
+from shardwright.planner.compiled_cache import compiled_for_tpu
 from shardwright.planner.evaluation import evaluate_partitioned
 from shardwright.planner.partitioned import partition
 from shardwright.planner.plan_data import dim_axes
@@ -47,7 +52,7 @@ def run(case: Case, *, plan_again: bool) -> Verification:
     """Plans and verifies a case; the plan and the compiled program are kept."""
     fn, args, donated = case.make()
     program = in_mesh(case.mesh, lambda: Program.trace(fn, *args, donate_argnums=donated))
-    kept = cache_folder("plans") / f"{case.name.replace(':', '-').replace(' ', '-')}.json"
+    kept = cache_folder("fidelity") / f"{case.name.replace(':', '-').replace(' ', '-')}.json"
     plan = sw.Plan.load(kept) if kept.exists() and not plan_again else None
     if plan is None or plan.data.program.fingerprint != program.fingerprint:
         plan = sw.plan(
@@ -58,12 +63,24 @@ def run(case: Case, *, plan_again: bool) -> Verification:
             mesh=case.mesh,
             time_limit_s=TIME_LIMIT_S,
         )
+        kept.parent.mkdir(parents=True, exist_ok=True)
         plan.save(kept)
     return verified(priced_again(plan, program), program)
 
 
+def verified(plan: sw.Plan, program: Program) -> Verification:
+    """A plan beside what libtpu makes of it, or made of it before."""
+    compiled = compiled_for_tpu(plan, program)
+    if compiled.refused:
+        raise ShardwrightError(compiled.refused, where=plan.data.topology, do="Plan it again")
+    return verification.verification(plan, compiled.hlo, compiled.result, "tpu")
+
+
 def priced_again(plan: sw.Plan, program: Program) -> sw.Plan:
-    """A plan with the estimate that the code as it is gives it."""
+    """A plan with the estimate that the code as it is gives it.
+
+    What measurements on devices correct in the compiler's estimates stays out of it.
+    """
     data = plan.data
     prepared = prepare(program)
     partitioned = partition(
@@ -74,7 +91,9 @@ def priced_again(plan: sw.Plan, program: Program) -> sw.Plan:
         [dim_axes(tensor.spec) for tensor in data.program.inputs],
         [dim_axes(tensor.spec) for tensor in data.program.outputs],
     )
-    mesh = plan.logical_mesh
+    chip = load_chip(data.topology.rpartition("*")[2].partition(":")[0])
+    chip = chip.model_copy(update={"calibration": chip.calibration.as_compiled()})
+    mesh = LogicalMesh.from_json(data.mesh, chip)
     evaluation = evaluate_partitioned(
         prepared.graph, prepared.fusions, prepared.buffers, partitioned, mesh
     )

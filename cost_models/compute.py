@@ -19,13 +19,17 @@ from shardwright.hardware_profiles.chip import ChipProfile
 
 __all__ = [
     "convolution_seconds",
-    "gather_scatter_seconds",
+    "gather_seconds",
     "hbm_seconds",
     "kernel_matrix_seconds",
+    "kernel_overhead_seconds",
     "matmul_efficiency",
     "matmul_seconds",
+    "register_seconds",
     "roofline_seconds",
+    "scatter_seconds",
     "sort_seconds",
+    "transpose_seconds",
     "vector_ops",
     "vector_seconds",
 ]
@@ -35,43 +39,18 @@ FloatArray = NDArray[np.float64]
 LANES: Final = 128
 SUBLANES: Final = 8
 
-HBM_EFFICIENCY: Final = 0.85
-"""Fraction of the HBM bandwidth that large copies reach.
-
-Source: AI-Hypercomputer/tpu-recipes at c8cfe2f, microbenchmarks: 1.3596e12 of 1.638e12 bytes/s on
-  v6e (0.83), 6.42e12 of 7.38e12 on TPU7x (0.87).
-"""
-
-_MATMUL_EFFICIENCY: Final = {"v6e": 0.90, "tpu7x": 0.83}
-_MATMUL_EFFICIENCY_ELSEWHERE: Final = 0.95
-
-WEIGHT_LOAD_CYCLES_PER_ROW: Final = 0.3
-"""Cycles, for each row of the matrix unit, of changing its weights that nothing hides.
-
-Source: `estimated_cycles` of libtpu 0.0.42.1 for bf16 [n, 4096] x [4096, 4096], n of 8 to 192:
-  35 to 43 cycles a tile more than streaming takes on v5e (128 rows), 65 to 103 on v6e (256 rows).
-"""
-
-GATHER_CYCLES_PER_ROW: Final = 2.0
-"""Cycles in which a core moves 128 neighbouring elements of a gathered or scattered row.
-
-Source: `estimated_cycles` of libtpu 0.0.42.1 for gathers of 8192 rows of 768 and of 4096: 2.4 on
-  v5e, 1.9 on v5p, 0.9 to 1.4 on v6e.
-"""
-
 _TRANSCENDENTAL_INTERVAL: Final = {"v2": 2.0, "v3": 2.0, "v4": 2.0}
+_WRITES_EXPONENTIALS: Final = frozenset({"v5e", "v5p"})
+TRANSPOSE_EFFICIENCY: Final = 0.6
+LONGEST_ROW: Final = 8192
+_NO_ROWS: Final = frozenset({"v2", "v3", "v4"})
 _PACKED_BF16_ALU: Final = frozenset({"tpu7x"})
 
 
 def matmul_efficiency(chip: ChipProfile) -> float:
-    """Fraction of peak FLOP/s that large matrix products reach.
-
-    Source: AI-Hypercomputer/tpu-recipes at c8cfe2f, microbenchmarks: 827.5e12 of 918e12 FLOP/s for
-      8192^3 on v6e (0.90); 0.82 to 0.83 for 16384^3 and 32768^3 on TPU7x. Elsewhere 0.95: libtpu
-      0.0.42.1 estimates 0.97 for 4096^3 on v5e, and training runs that repeat the forward pass
-      reach 0.89 in the whole step (MaxText, 32B on v5e-256: MFU 66.86%, times 8/6).
-    """
-    return _MATMUL_EFFICIENCY.get(chip.generation, _MATMUL_EFFICIENCY_ELSEWHERE)
+    """Fraction of peak FLOP/s that large matrix products reach: calibrated, and as measured."""
+    terms = chip.calibration
+    return terms.matmul_efficiency * terms.matmul_correction.factor
 
 
 def matmul_seconds(
@@ -116,7 +95,7 @@ def _steps(
     tiles = np.ceil(k / rows) * np.ceil(held / columns)
     packed = SUBLANES * max(1.0, 4 / dtype_bytes(dtype))
     rows_per_cycle = chip.mxu_macs_per_cell_per_cycle.value
-    change = WEIGHT_LOAD_CYCLES_PER_ROW * rows * rows_per_cycle
+    change = chip.calibration.weight_cycles_per_row * rows * rows_per_cycle
     steps: FloatArray = tiles * (np.ceil(streamed / packed) * packed + change)
     return steps
 
@@ -245,7 +224,7 @@ def vector_seconds(
         cycles = max(counted.alu / alu_operations_per_cycle, counted.transcendental * interval)
     else:
         cycles = work / alu_operations_per_cycle
-    return registers * cycles / (chip.device_tensorcores * chip.clock_hz.value)
+    return registers * cycles / _cycles_per_second(chip)
 
 
 def sort_seconds(
@@ -271,35 +250,114 @@ def sort_seconds(
     return stages * vector_seconds(elements, dtype, chip, operations_a_stage)
 
 
-def gather_scatter_seconds(elements: ArrayLike, dtype: str, chip: ChipProfile) -> FloatArray:
-    """Seconds to issue the moves of a gather or scatter, apart from the HBM that they occupy.
+def gather_seconds(elements: ArrayLike, chip: ChipProfile) -> FloatArray:
+    """Seconds to issue the moves of a gather, apart from the HBM that they occupy.
 
     Args:
-      elements: elements gathered, or of the scattered updates, in rows of at least 128 neighbours;
-        gathers of single elements take longer.
-      dtype: element type; only its width could matter, and libtpu's estimates do not depend on it.
+      elements: elements gathered, in rows of at least 128 neighbours; single ones take longer.
       chip: the device's chip.
-
-    Source: see `GATHER_CYCLES_PER_ROW`.
     """
+    return _row_seconds(elements, chip.calibration.gather_cycles_per_row, chip)
+
+
+def scatter_seconds(elements: ArrayLike, chip: ChipProfile) -> FloatArray:
+    """Seconds to issue the moves of a scatter; `elements` of its updates, as `gather_seconds`."""
+    return _row_seconds(elements, chip.calibration.scatter_cycles_per_row, chip)
+
+
+def _row_seconds(elements: ArrayLike, cycles_per_row: float, chip: ChipProfile) -> FloatArray:
     rows = np.ceil(np.asarray(elements, dtype=np.float64) / LANES)
-    return rows * GATHER_CYCLES_PER_ROW / (chip.device_tensorcores * chip.clock_hz.value)
+    return rows * cycles_per_row / _cycles_per_second(chip)
 
 
 def hbm_seconds(
-    nbytes: ArrayLike, chip: ChipProfile, *, efficiency: float = HBM_EFFICIENCY
+    nbytes: ArrayLike, chip: ChipProfile, *, efficiency: float | None = None
 ) -> FloatArray:
-    """Seconds to move `nbytes` between HBM and the core, `efficiency` of the bandwidth reached."""
+    """Seconds to move `nbytes` between HBM and the core.
+
+    Args:
+      efficiency: part of the bandwidth that is reached; calibrated, and as measured, by default.
+    """
+    terms = chip.calibration
+    if efficiency is None:
+        efficiency = terms.hbm_efficiency * terms.hbm_correction.factor
     seconds: FloatArray = np.asarray(nbytes, dtype=np.float64) / (
         chip.device_hbm_bandwidth * efficiency
     )
     return seconds
 
 
-def roofline_seconds(mxu: ArrayLike, vpu: ArrayLike, hbm: ArrayLike) -> FloatArray:
-    """Seconds of a kernel whose units overlap: those of its slowest unit.
+def transpose_seconds(nbytes: ArrayLike, chip: ChipProfile) -> FloatArray:
+    """Seconds to copy an array of `nbytes` in HBM to another layout.
 
-    Source: Williams et al., Roofline (2009).
+    Source: `estimated_cycles` of libtpu 0.0.42.1: copies of f32[4096, 4096] to another layout read
+      and write 454 GB/s on v5e and 697 GB/s on v6e, 0.68 and 0.50 of what sums of arrays do.
     """
-    seconds: FloatArray = np.maximum(np.maximum(mxu, vpu), hbm)
+    return hbm_seconds(2 * np.asarray(nbytes, dtype=np.float64), chip) / TRANSPOSE_EFFICIENCY
+
+
+def register_seconds(
+    elements: ArrayLike, dtype: str, chip: ChipProfile, *, reduces: bool = False
+) -> FloatArray:
+    """Seconds in which a kernel packs, unpacks or reduces registers while HBM waits.
+
+    Args:
+      elements: elements that it goes through.
+      dtype: the narrowest type among them.
+      chip: the device's chip.
+      reduces: they are a reduction's operand.
+
+    Source: `estimated_cycles` of libtpu 0.0.42.1: kernels that read n and write one array of bf16
+      take n + 1 times the traffic of one and a constant beside; f32 ones take the traffic alone.
+    """
+    cycles = chip.calibration.register_cycles
+    width = dtype_bytes(dtype)
+    each = cycles.get("i8" if width < 2 else "bf16", 0.0) if width < 4 else 0.0
+    if reduces:
+        each = max(each, cycles.get("reduction", 0.0))
+    registers = np.ceil(np.asarray(elements, dtype=np.float64) / (SUBLANES * LANES))
+    return registers * each / _cycles_per_second(chip)
+
+
+def keeps_rows(length: float, chip: ChipProfile) -> bool:
+    """Whether a product's kernel reduces rows of its results twice, as a softmax does.
+
+    Source: scheduled programs of libtpu 0.0.42.1: scores of attention over 1024 keys, their
+      greatest and the sum of their exponentials are one kernel on v5p and v6e, two on v4; logits
+      of 16000 and more tokens are two everywhere.
+    """
+    return length <= LONGEST_ROW and chip.generation not in _NO_ROWS
+
+
+def computes_exponentials_again(chip: ChipProfile) -> bool:
+    """Whether several products each compute the exponentials that they all read.
+
+    Source: as of `keeps_rows`: the weights of attention in its backward pass on v6e, and their
+      gradient on v4, are computed inside the products; on v5p both are written.
+    """
+    return chip.generation not in _WRITES_EXPONENTIALS
+
+
+def kernel_overhead_seconds(chip: ChipProfile) -> float:
+    """Seconds to fill and drain a kernel's pipeline."""
+    return chip.calibration.kernel_cycles / chip.clock_hz.value
+
+
+def _cycles_per_second(chip: ChipProfile) -> float:
+    return chip.device_tensorcores * chip.clock_hz.value
+
+
+def roofline_seconds(
+    mxu: ArrayLike, vpu: ArrayLike, hbm: ArrayLike, overlap: float = 1.0
+) -> FloatArray:
+    """Seconds of a kernel whose units overlap: those of its slowest unit, and what does not.
+
+    Args:
+      overlap: part of the shorter one's time in which matrix unit and HBM work side by side.
+
+    Source: Williams et al., Roofline (2009), for full overlap.
+    """
+    mxu, hbm = np.asarray(mxu, dtype=np.float64), np.asarray(hbm, dtype=np.float64)
+    together = np.maximum(mxu, hbm) + (1 - overlap) * np.minimum(mxu, hbm)
+    seconds: FloatArray = np.maximum(together, np.asarray(vpu, dtype=np.float64))
     return seconds

@@ -15,6 +15,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from shardwright.errors import InputError
 from shardwright.extensions import load_extensions
+from shardwright.hardware_profiles.calibration import (
+    UNCALIBRATED,
+    Calibration,
+    bundled_calibration,
+)
 
 _FORM_HELP = "compare it with a bundled profile: shardwright hardware v5e --json"
 _GENERATIONS = ("v2", "v3", "v4", "v5e", "v5p", "v6e", "tpu7x")
@@ -126,6 +131,7 @@ class ChipProfile(_Frozen):
     whole_mesh_as_all_reduce: Sourced[WholeMeshAsAllReduce]
     like: str | None = None
     """Of a chip that is told by how it differs: the generation whose efficiencies it has."""
+    calibration: Calibration = UNCALIBRATED
 
     @field_validator("peak_flops")
     @classmethod
@@ -330,7 +336,9 @@ def unregister_chip(name: str) -> None:
 @cache
 def _bundled(name: str) -> ChipProfile:
     text = resources.files(__package__).joinpath(f"{name}.json").read_text(encoding="utf-8")
-    return ChipProfile.model_validate_json(text)
+    profile = json.loads(text)
+    terms = bundled_calibration(name)
+    return ChipProfile.model_validate(profile | ({"calibration": terms} if terms else {}))
 
 
 def load_chip(name_or_path: str | Path) -> ChipProfile:

@@ -45,7 +45,7 @@ def derive_chip(
     data |= {"name": name, "like": base.generation}
     given = {"product_prefixes": [name], "device_kinds": [], **values}
     for field, value in given.items():
-        if field not in data or field in ("name", "like"):
+        if field not in data or field in ("name", "like", "calibration"):
             near = get_close_matches(field, data, n=3) or ["hbm_bandwidth", "ici_link_bandwidth"]
             raise InputError(
                 f"a chip has no {field}",

@@ -36,6 +36,11 @@ _CONVERT = "stablehlo.convert"
 _BROADCAST = "stablehlo.broadcast_in_dim"
 _GATHER = "stablehlo.gather"
 _SCATTER = "stablehlo.scatter"
+_TRANSPOSE = "stablehlo.transpose"
+_EXPENSIVE = frozenset(
+    f"stablehlo.{name}"
+    for name in ("exponential", "log", "logistic", "power", "tanh", "sine", "cosine", "sqrt")
+) | {"chlo.erf"}
 _SAME_BUFFER = ("stablehlo.reshape", CONSTRAINT)
 _OPAQUE = "custom_call:"
 """Nothing fuses into a custom call: it reads its operands from HBM."""
@@ -59,12 +64,25 @@ class Fusion:
       writes: values that it writes to HBM.
       time: the program point at which it runs: that of its last operation; of a matrix
         multiplication and what follows it, as soon as all that both read has been made.
+      from_registers: values among its reads that it takes from the registers of the kernel that
+        makes them, as one more result of it.
+      by_rows: for that, the kernel has to keep whole rows, as it reduces them more than once.
+      beside: a product in whose kernel it runs, so that its traffic can hide behind the matrix
+        units; -1 where none is.
+      computed_in: how many products compute it each for themselves, so that it costs what they read
+        more; 0 where it runs once. It has memory nevertheless: some compilations write it.
+      expensive: it computes exponentials or their like, which some generations write instead.
     """
 
     ops: tuple[int, ...]
     reads: tuple[Read, ...]
     writes: tuple[int, ...]
     time: int
+    from_registers: frozenset[int] = frozenset()
+    by_rows: bool = False
+    beside: int = -1
+    computed_in: int = 0
+    expensive: bool = False
 
 
 @dataclass(frozen=True)
@@ -101,6 +119,7 @@ class _Planner:
         self._transparent: dict[int, tuple[Read, ...]] = {}
         self._followed_by: dict[int, int] = {}
         self._roots: set[int] = set()
+        self._origins: dict[int, int] = {}
         kept = set(self._graph.results)
         for loop in self._graph.loops:
             kept.update(v for carry in loop.carries for v in (carry.init, carry.yielded))
@@ -132,7 +151,116 @@ class _Planner:
                 fusions[i] = replace(fusions[i], time=time)
         materialized = frozenset(self._materialized)
         moved = relayouts(self._nodes)
+        hosts: dict[int, int] = {}
+        for number in range(len(fusions)):
+            fusions[number] = self._joined(number, fusions, of_op, hosts)
+        fusions = self._with_products(fusions, of_op)
         return FusionPlan(tuple(fusions), materialized, of_op, made_of, moved)
+
+    def _with_products(self, fusions: list[Fusion], of_op: dict[int, int]) -> list[Fusion]:
+        """Kernels told in which products they run; each product takes one."""
+        taken = set()
+        roots = {root: product for product, root in self._followed_by.items()}
+        found = []
+        for fusion in fusions:
+            begins = self._graph.ops[fusion.ops[0]]
+            product = next((roots[op] for op in fusion.ops if op in roots), -1)
+            if fusion.from_registers:
+                producer = self._graph.values[next(iter(fusion.from_registers))].producer
+                host = self._graph.ops[fusions[of_op[producer]].ops[0]]
+                product = host.id if host.name in _MATRIX else product
+            elif product < 0 and begins.name not in _MATRIX:
+                readers = self._product_readers(fusion)
+                product = min(readers, default=-1)
+                if readers:
+                    expensive = self._expensive(fusion)
+                    fusion = replace(fusion, computed_in=len(readers), expensive=expensive)
+            if product >= 0 and product not in taken:
+                taken.add(product)
+                fusion = replace(fusion, beside=product)
+            found.append(fusion)
+        return found
+
+    def _product_readers(self, fusion: Fusion) -> set[int]:
+        """The products that read what an elementwise kernel writes, where nothing else does."""
+        ops = self._graph.ops
+        last = ops[fusion.ops[-1]]
+        if not self._fusible(last) or any(w in self._kept for w in fusion.writes):
+            return set()
+        pending, found = list(fusion.writes), set()
+        while pending:
+            for reader in self._readers.get(pending.pop(), ()):
+                if reader in fusion.ops:
+                    continue
+                op = ops[reader] if reader >= 0 else None
+                if op is None or op.loop != last.loop:
+                    return set()
+                if op.name in _MATRIX:
+                    found.add(op.id)
+                elif op.name in (*VIEWS, _TRANSPOSE, _BROADCAST) and op.id not in self._leader:
+                    pending += op.results
+                else:
+                    return set()
+        return found
+
+    def _expensive(self, fusion: Fusion) -> bool:
+        """Whether a kernel computes what not every compiler computes twice."""
+        ops, values = self._graph.ops, self._graph.values
+        pending, seen = list(fusion.ops), set(fusion.ops)
+        while pending:
+            op = ops[pending.pop()]
+            if op.name in _EXPENSIVE:
+                return True
+            for operand in op.operands:
+                producer = values[operand].producer
+                if operand in self._transparent and producer not in seen:
+                    seen.add(producer)
+                    pending.append(producer)
+        return False
+
+    def _joined(
+        self, number: int, fusions: Sequence[Fusion], of_op: dict[int, int], hosts: dict[int, int]
+    ) -> Fusion:
+        """A kernel, made part of the one before that writes what it reads, where it can be."""
+        graph, fusion = self._graph, fusions[number]
+        first, last = (graph.ops[fusion.ops[end]] for end in (0, -1))
+        if first.name in _MATRIX or not (last.name == _REDUCE or self._fusible(last)):
+            return fusion
+        values = [graph.ops[read.op].operands[read.operand] for read in fusion.reads]
+        made = [v for v in values if graph.values[v].producer in of_op]
+        if not made:
+            return fusion
+        value = max(made, key=lambda v: graph.values[v].producer)
+        host = of_op[graph.values[value].producer]
+        begins = graph.ops[fusions[host].ops[0]]
+        product = begins.name in _MATRIX or begins.id in self._roots
+        if begins.loop != last.loop or not (product or last.name == _REDUCE):
+            return fusion
+        needed = self._needed_after(fusion, begins.id, host, of_op)
+        if any(hosts.get(other) != host or last.name != _REDUCE for other in needed):
+            return fusion
+        hosts[number] = host
+        return replace(fusion, from_registers=frozenset({value}), by_rows=bool(needed))
+
+    def _needed_after(
+        self, fusion: Fusion, begins: int, host: int, of_op: dict[int, int]
+    ) -> set[int]:
+        """Other kernels after a host begins whose results a kernel needs, the host left out."""
+        values, ops = self._graph.values, self._graph.ops
+        pending = [v for op in fusion.ops for v in ops[op].operands]
+        inside, seen, found = set(fusion.ops), set(pending), set()
+        while pending:
+            producer = values[pending.pop()].producer
+            if producer < begins or of_op.get(producer) == host:
+                continue
+            again = all(v in self._transparent for v in ops[producer].results)
+            if producer in of_op and producer not in inside and not again:
+                found.add(of_op[producer])
+                continue
+            more = [v for v in ops[producer].operands if v not in seen]
+            seen.update(more)
+            pending += more
+        return found
 
     def _ready(self, read: Read, made_of: dict[int, tuple[int, ...]]) -> int:
         """The program point at which a tensor that is read has been made."""
@@ -204,8 +332,10 @@ class _Planner:
                     self._write(results)
                 return
             sources = self._sources(op)
-            product = one is not None and one.name in _MATRIX and one.loop == op.loop
-            cheap = product or (len(sources) <= 1 and not self._narrows(op))
+            origins = {self._origin(op.operands[read.operand]) for read in sources}
+            ends_there = one is not None and one.name in (*_MATRIX, _REDUCE)
+            ends_there = ends_there and one is not None and one.loop == op.loop
+            cheap = ends_there or (len(origins) <= 1 and not self._narrows(op))
             if not kept and cheap:
                 self._transparent[results[0]] = sources
                 if not any(self._gathers(r, results) for r in readers):
@@ -254,6 +384,19 @@ class _Planner:
             if large and not self._spread(value.producer):
                 seen.setdefault(operand, Read(op.id, k))
         return tuple(seen.values())
+
+    def _origin(self, value: int) -> int:
+        """The one tensor that a value can be computed from by elementwise operations."""
+        if value not in self._origins:
+            self._origins[value] = value
+            producer = self._graph.values[value].producer
+            if producer >= 0:
+                op = self._graph.ops[producer]
+                if op.name in VIEWS or (self._fusible(op) and not self._narrows(op)):
+                    found = {self._origin(op.operands[r.operand]) for r in self._sources(op)}
+                    if len(found) == 1:
+                        self._origins[value] = found.pop()
+        return self._origins[value]
 
     def _spread(self, producer: int) -> bool:
         """Whether an operation only repeats something small, or compares with something small."""

@@ -7,13 +7,13 @@ finished plan when it is evaluated (one). Shapes come as integer arrays (strateg
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.cost_models import compute
-from shardwright.cost_models.memory import tiled_bytes
+from shardwright.cost_models.memory import dtype_bytes, tiled_bytes
 from shardwright.cost_models.vector_ops import vector_ops
 from shardwright.hardware_profiles.chip import ChipProfile
 from shardwright.planner.fusion import IN_PLACE, Fusion
@@ -30,6 +30,8 @@ LocalDims = Callable[[int, int], IntArray]
 """(operation, position) -> local shapes; operands count from 0, results from -1 downwards."""
 
 _QUANTISED = ("i8", "ui8")
+_MATRIX = ("stablehlo.dot_general", "stablehlo.convolution")
+_REDUCE = "stablehlo.reduce"
 _PARTIAL_READS = ("stablehlo.gather", "stablehlo.dynamic_slice", "stablehlo.slice")
 _MOVES_DATA = frozenset(
     f"stablehlo.{name}"
@@ -44,18 +46,30 @@ _NO_KERNEL = (CONSTRAINT, TRANSFER)
 """Nothing once partitioned, and copies by the DMA engines over PCIe."""
 
 
+RESULT_ROWS_A_BLOCK = 1024
+"""Rows of results for which one reading of an operand does, see `_cast_seconds`."""
+
+
 @dataclass(frozen=True)
 class KernelSeconds:
-    """What each unit of the device needs for one run of a kernel, by strategy; they overlap."""
+    """What each unit of the device needs for one run of a kernel, by strategy.
+
+    Attributes:
+      hbm: the traffic, and the packing and unpacking of narrow values that HBM waits for.
+      overlap: part of the shorter one's time in which matrix units and HBM work side by side.
+      fixed: seconds of any kernel.
+    """
 
     mxu: FloatArray
     vpu: FloatArray
     hbm: FloatArray
+    overlap: float = 1.0
+    fixed: float = 0.0
 
     @property
     def total(self) -> FloatArray:
-        """Seconds of the kernel: its slowest unit."""
-        return compute.roofline_seconds(self.mxu, self.vpu, self.hbm)
+        """Seconds of the kernel: its slowest unit, and what does not overlap."""
+        return compute.roofline_seconds(self.mxu, self.vpu, self.hbm, self.overlap) + self.fixed
 
 
 def result_position(k: int) -> int:
@@ -71,11 +85,49 @@ def kernel_seconds(
     vpu: FloatArray = np.zeros(1)
     if all(graph.ops[op_id].name in _NO_KERNEL for op_id in fusion.ops):
         return KernelSeconds(mxu, vpu, np.zeros(1))
+    if fusion.by_rows and not _keeps_rows(graph, fusion, local, chip):
+        fusion = replace(fusion, from_registers=frozenset(), beside=-1)
+    if fusion.expensive and not compute.computes_exponentials_again(chip):
+        fusion = replace(fusion, computed_in=0)
     for op_id in fusion.ops:
         op = graph.ops[op_id]
         mxu_part, vpu_part = _op_seconds(graph, op, local, chip)
         mxu, vpu = mxu + mxu_part, vpu + vpu_part
-    return KernelSeconds(mxu, vpu, compute.hbm_seconds(_hbm_bytes(graph, fusion, local), chip))
+    mxu = mxu + _cast_seconds(graph, fusion, local, chip)
+    hbm = compute.hbm_seconds(_hbm_bytes(graph, fusion, local), chip)
+    fixed = compute.kernel_overhead_seconds(chip)
+    if not fusion.computed_in:
+        hbm = hbm + _register_seconds(graph, fusion, local, chip)
+    if fusion.beside >= 0:
+        hbm = np.maximum(hbm - _idle_seconds(graph, fusion.beside, local, chip), 0.0)
+    return KernelSeconds(
+        mxu,
+        vpu,
+        hbm,
+        # Kernels of people's own bring the next blocks in while they compute.
+        1.0 if "kernel" in graph.ops[fusion.ops[0]].detail else chip.calibration.overlap,
+        0.0 if fusion.from_registers or fusion.computed_in else fixed,
+    )
+
+
+def _keeps_rows(graph: OpGraph, fusion: Fusion, local: LocalDims, chip: ChipProfile) -> bool:
+    """Whether the kernel before can reduce its rows once more."""
+    last = graph.ops[fusion.ops[-1]]
+    row = _elements(local(last.id, 0)) / _elements(local(last.id, result_position(0)))
+    return compute.keeps_rows(float(row.max()), chip)
+
+
+def _idle_seconds(graph: OpGraph, product: int, local: LocalDims, chip: ChipProfile) -> FloatArray:
+    """Seconds in which a product computes and could move more."""
+    op = graph.ops[product]
+    mxu, _ = _op_seconds(graph, op, local, chip)
+    total: FloatArray = np.zeros(1)
+    for position in (0, 1):
+        dtype = graph.values[op.operands[position]].dtype
+        total = total + local_bytes(local(product, position), dtype)
+    idle = mxu - compute.hbm_seconds(total, chip)
+    seconds: FloatArray = np.maximum(idle, 0.0) * chip.calibration.overlap
+    return seconds
 
 
 def local_bytes(dims: IntArray, dtype: str) -> FloatArray:
@@ -91,6 +143,8 @@ def _hbm_bytes(graph: OpGraph, fusion: Fusion, local: LocalDims) -> FloatArray:
         return told
     for read in fusion.reads:
         op = graph.ops[read.op]
+        if op.operands[read.operand] in fusion.from_registers:
+            continue
         if op.name in IN_PLACE and read.operand == 0:
             continue
         if op.name in _PARTIAL_READS and read.operand == 0:
@@ -106,7 +160,10 @@ def _hbm_bytes(graph: OpGraph, fusion: Fusion, local: LocalDims) -> FloatArray:
         else:
             dims = local(op.id, result_position(op.results.index(value)))
             dtype = graph.values[value].dtype
-        total = total + local_bytes(dims, dtype)
+        written = local_bytes(dims, dtype)
+        total = total + (written if not fusion.computed_in else -written)
+    if fusion.computed_in:
+        return np.maximum(total, 0.0) * fusion.computed_in
     return total
 
 
@@ -122,6 +179,70 @@ def _stored_dtype(graph: OpGraph, value: int) -> str:
         if source in _QUANTISED:
             return source
     return graph.values[value].dtype
+
+
+def _cast_seconds(
+    graph: OpGraph, fusion: Fusion, local: LocalDims, chip: ChipProfile
+) -> FloatArray:
+    """Seconds of reading operands of a product that are cast inside it.
+
+    The matrix units wait for them, and each block of results reads them again.
+
+    Source: `estimated_cycles` of libtpu 0.0.42.1 on v5e for products with operands of f32 in HBM,
+      and the blocks of their `window_config`: 1024 rows and more of results share one reading.
+    """
+    op = graph.ops[fusion.ops[0]]
+    total: FloatArray = np.zeros(1)
+    if op.name != "stablehlo.dot_general" or len(fusion.ops) > 1:
+        return total
+    results = _elements(local(op.id, result_position(0)))
+    sides = [local(op.id, position) for position in (0, 1)]
+    for position, other in ((0, 1), (1, 0)):
+        producer = graph.values[op.operands[position]].producer
+        if producer < 0 or graph.ops[producer].name != "stablehlo.convert":
+            continue
+        cast = graph.ops[producer]
+        wide, narrow = (graph.values[v].dtype for v in (cast.operands[0], cast.results[0]))
+        if cast.operands[0] not in graph.arguments or dtype_bytes(wide) <= dtype_bytes(narrow):
+            continue
+        moved = (local(cast.id, result_position(0)) != sides[position]).any(axis=1)
+        contracted = np.sqrt(_elements(sides[0]) * _elements(sides[1]) / results)
+        again = np.ceil(_elements(sides[other]) / contracted / RESULT_ROWS_A_BLOCK)
+        once = compute.hbm_seconds(local_bytes(sides[position], wide), chip)
+        total = total + np.where(moved, 0.0, again * once)
+    return total
+
+
+def _register_seconds(
+    graph: OpGraph, fusion: Fusion, local: LocalDims, chip: ChipProfile
+) -> FloatArray:
+    """Seconds of going through narrow values and operands of reductions.
+
+    The matrix units take narrow operands as they are, so of a product the result counts alone.
+    """
+    first = graph.ops[fusion.ops[0]]
+    most: FloatArray = np.zeros(1)
+    if "kernel" in first.detail or "pallas" in first.detail:
+        return most
+    inside = first.name in _MATRIX or fusion.from_registers
+    touched = [] if inside else [(r.op, r.operand) for r in fusion.reads]
+    for value in fusion.writes:
+        op = graph.ops[graph.values[value].producer]
+        touched.append((op.id, result_position(op.results.index(value))))
+    for op_id, position in touched:
+        op = graph.ops[op_id]
+        value = op.operands[position] if position >= 0 else op.results[-1 - position]
+        if position == 0 and op.name in _PARTIAL_READS:
+            position = result_position(0)
+        if op.name in IN_PLACE:
+            position = len(op.operands) - 1 if op.name == "stablehlo.scatter" else 1
+        elements = _elements(local(op_id, position))
+        reduces = op.name == _REDUCE and position >= 0
+        seconds = compute.register_seconds(
+            elements, graph.values[value].dtype, chip, reduces=reduces
+        )
+        most = np.maximum(most, seconds)
+    return most
 
 
 def _op_seconds(
@@ -140,10 +261,10 @@ def _op_seconds(
         return _dot_seconds(op, op.rule, local, dtype, chip), zero
     if op.name == "stablehlo.convolution" and op.rule is not None:
         return _convolution_seconds(op, local, dtype, chip), zero
-    if op.name in ("stablehlo.gather", "stablehlo.scatter"):
-        touched = result_position(0) if op.name.endswith("gather") else len(op.operands) - 1
-        dims = local(op.id, touched)
-        return zero, compute.gather_scatter_seconds(_elements(dims), dtype, chip)
+    if op.name == "stablehlo.gather":
+        return zero, compute.gather_seconds(_elements(local(op.id, result_position(0))), chip)
+    if op.name == "stablehlo.scatter":
+        return zero, compute.scatter_seconds(_elements(local(op.id, len(op.operands) - 1)), chip)
     if op.name == "stablehlo.sort":
         dims = local(op.id, 0)
         return zero, compute.sort_seconds(_elements(dims), dims.max(axis=1), dtype, chip)

@@ -17,8 +17,14 @@ from shardwright.planner.liveness import Lifetime
 from shardwright.planner.nodes import is_trivial
 from shardwright.planner.op_costs import local_bytes
 from shardwright.planner.partitioned import Communication, Partitioned
+from shardwright.planner.relayouts import Relayout
 from shardwright.planner.strategies import IntArray
 
+_VMEM_SHARE = 0.75
+"""Part of a core's VMEM that arrays take; the rest is for the blocks that kernels work on.
+
+Source: peaks of compiled programs whose activations are small (benchmarks/fidelity.py).
+"""
 _SHRINKS = ("reduce_scatter", "all_slice")
 
 
@@ -40,8 +46,33 @@ def step_buffers(
     partitioned: Partitioned,
     mesh: LogicalMesh,
 ) -> list[Buffer]:
-    """Buffers of the program's values and of what collectives make of them."""
-    return _StepBuffers(graph, fusions, lifetimes, partitioned, mesh).find()
+    """Buffers in HBM of the program's values and of what collectives make of them."""
+    found = _StepBuffers(graph, fusions, lifetimes, partitioned, mesh).find()
+    return without_vmem(found, _VMEM_SHARE * mesh.slice.chip.vmem_bytes_per_tensorcore.value)
+
+
+def without_vmem(buffers: Sequence[Buffer], capacity: float) -> list[Buffer]:
+    """The buffers that do not lie in VMEM.
+
+    The compiler puts temporaries there that are not needed for long, as far as it has room:
+    here the shortest-lived first, and of those the largest.
+    """
+    fits = [b for b in buffers if b.kind == "temporary" and b.nbytes <= capacity / 2]
+    fits.sort(key=lambda b: (b.end - b.start, -b.nbytes))
+    held = np.zeros(max((b.end for b in buffers), default=0) + 1)
+    inside = set()
+    for buffer in fits:
+        span = held[buffer.start : buffer.end]
+        if span.max(initial=0.0) + buffer.nbytes <= capacity:
+            span += buffer.nbytes
+            inside.add(id(buffer))
+    return [buffer for buffer in buffers if id(buffer) not in inside]
+
+
+def copied_layouts(fusions: FusionPlan, partitioned: Partitioned) -> list[Relayout]:
+    """The changes of layout that are made: those of gradients that are not reduced whole."""
+    reduced = {c.from_value for c in partitioned.communications if c.step.kind == "all_reduce"}
+    return [relayout for relayout in fusions.relayouts if relayout.product not in reduced]
 
 
 class _StepBuffers:
@@ -100,10 +131,7 @@ class _StepBuffers:
 
     def _copies(self) -> Iterator[Buffer]:
         """Arguments in the layout of their gradient."""
-        for relayout in self._fusions.relayouts:
-            chain = self._chains.get(relayout.product, [])
-            if any(c.step.kind == "all_reduce" for c in chain):
-                continue
+        for relayout in copied_layouts(self._fusions, self._partitioned):
             for argument in relayout.copied:
                 value = self._graph.values[argument]
                 nbytes = self._nbytes(value.shape, value.dtype, self._partitioned.values[argument])

@@ -24,6 +24,7 @@ from shardwright import cli_layout as layouts
 from shardwright import cli_options as options
 from shardwright import cli_specs as specs
 from shardwright import cli_variants as forms
+from shardwright.cli_calibrate import calibrate
 from shardwright.cli_ci import ci
 from shardwright.cli_compare import compare
 from shardwright.cli_console import (
@@ -189,9 +190,9 @@ def plan(
         else:
             from shardwright.planner.planning import plan as make_plan
 
-            what = (loaded.program, *loaded.args) if several is None else ()
             made = make_plan(
-                *what,
+                loaded.program if several is None else None,
+                *(loaded.args if several is None else ()),
                 variants=several,
                 refine=refine,
                 donate_argnums=loaded.donate,
@@ -408,6 +409,7 @@ def models(
     print_view(model_view(built[0]) if name else models_view(built))
 
 
+app.command()(calibrate)
 app.command()(compare)
 app.command()(sweep)
 app.command()(diff)

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 import shardwright as sw
 from shardwright.planner.search import prepare
 
-N, LAYERS = 1024, 4
+N, LAYERS = 16384, 4
 ONE = jax.ShapeDtypeStruct((N, N), jnp.bfloat16)
 STACK = jax.ShapeDtypeStruct((LAYERS, N, N), jnp.bfloat16)
 ROWS = jax.ShapeDtypeStruct((16, N), jnp.bfloat16)
