@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from shardwright.cost_models.memory import Buffer
+from shardwright.hardware_profiles.chip import ChipProfile
 from shardwright.hardware_profiles.mesh import LogicalMesh
 from shardwright.planner.collectives import DimAxes, axis_size, shards
 from shardwright.planner.fusion import FusionPlan
@@ -48,7 +49,12 @@ def step_buffers(
 ) -> list[Buffer]:
     """Buffers in HBM of the program's values and of what collectives make of them."""
     found = _StepBuffers(graph, fusions, lifetimes, partitioned, mesh).find()
-    return without_vmem(found, _VMEM_SHARE * mesh.slice.chip.vmem_bytes_per_tensorcore.value)
+    return without_vmem(found, _vmem(mesh.slice.chip))
+
+
+def _vmem(chip: ChipProfile) -> float:
+    """Bytes of VMEM for arrays; where two cores are one device half, as peaks on v5p show."""
+    return _VMEM_SHARE * chip.vmem_bytes_per_tensorcore.value / chip.device_tensorcores
 
 
 def without_vmem(buffers: Sequence[Buffer], capacity: float) -> list[Buffer]:
