@@ -1,6 +1,6 @@
 """Plans against hand-made shardings under the TPU compiler.
 
-    python benchmarks/quality.py [--cases NAME ...] [--shardings NAME ...] [--cached]
+    python benchmarks/quality.py [--cases NAME ...] [--shardings NAME ...] [--cached] [--plan-again]
 
 Each program of `quality_cases.py` is planned, its mesh searched, and sharded by hand in four ways,
 each on the mesh on which the exact evaluation finds it fastest. All five are compiled by libtpu for
@@ -9,10 +9,10 @@ the slice and timed by one function from the schedule that the compiler made
 by their bytes and groups, exposed where no kernel runs beside them. The claim: no sharding by hand
 that fits is faster than the plan. *LOST* marks where that fails.
 
-Plans are compiled with their compiler options, shardings by hand with the compiler's defaults. What
-was compiled is kept in the user's cache (`SHARDWRIGHT_CACHE`); `--cached` compiles nothing, and
-leaves out what is not there. No TPU is needed; needs the `tpu` extra. A compile takes from half a
-minute to several.
+Plans are compiled with their compiler options, shardings by hand with the compiler's defaults.
+Plans and what was compiled are kept in the user's cache (`SHARDWRIGHT_CACHE`); `--cached` compiles
+nothing and leaves out what is not there, `--plan-again` plans anew. No TPU is needed; needs the
+`tpu` extra. A compile takes from half a minute to several.
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ class Row:
     peak_bytes: float
 
 
-def planned(case: Case) -> tuple[sw.Plan, Program]:
+def planned(case: Case, *, again: bool = False) -> tuple[sw.Plan, Program]:
     """The plan of a case, kept from one run to the next."""
     model = build(case.model, **case.options)
     program = Program.trace(
         model.train_step, *model.example_args, donate_argnums=model.donate_argnums
     )
     kept = cache_folder("quality") / f"{case.slug}-{program.fingerprint[:16]}.json"
-    if kept.exists():
+    if kept.exists() and not again:
         return sw.Plan.load(kept), program
     plan = sw.plan(program, topology=case.topology, time_limit_s=TIME_LIMIT_S, name=case.name)
     kept.parent.mkdir(parents=True, exist_ok=True)
@@ -150,9 +150,9 @@ def compiled_row(sharding: str, plan: sw.Plan, program: Program) -> Row:
     return Row(sharding, plan.mesh_axes, plan.estimate.step_time_s, time, peak)
 
 
-def rows(case: Case, shardings: list[str] | None, *, cached: bool) -> Iterator[Row]:
+def rows(case: Case, shardings: list[str] | None, *, cached: bool, again: bool) -> Iterator[Row]:
     """The plan and the shardings by hand of a case."""
-    plan, program = planned(case)
+    plan, program = planned(case, again=again)
     several = [(PLAN, plan, program)]
     for hand in case.by_hand:
         made = sharded_by_hand(case, hand, plan)
@@ -199,11 +199,12 @@ def main() -> None:
     parser.add_argument("--cases", nargs="+", choices=names, default=names, metavar="NAME")
     parser.add_argument("--shardings", nargs="+", metavar="NAME", help=f"such as {PLAN} or FSDP")
     parser.add_argument("--cached", action="store_true", help="compile nothing")
+    parser.add_argument("--plan-again", action="store_true")
     given = parser.parse_args()
     print(HEADER, flush=True)
     for case in CASES:
         if case.name in given.cases:
-            found = list(rows(case, given.shardings, cached=given.cached))
+            found = list(rows(case, given.shardings, cached=given.cached, again=given.plan_again))
             print("\n".join(lines(case, found)), flush=True)
 
 
