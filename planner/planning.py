@@ -36,7 +36,6 @@ from shardwright.planner.variants import (
     Variant,
     Variants,
     checked_variants,
-    choose,
     search_variants,
 )
 
@@ -150,7 +149,7 @@ def plan(
             name=name,
             tokens_per_step=subject.variant.tokens_per_step or tokens_per_step,
             variant=subject.form.name or None,
-            variants=choose(outcomes, subject.form.name),
+            variants=_choose(outcomes, subject.form.name),
         )
         named, program = subject.form.prepared.layout, subject.form.prepared.program
         if named is None or free is None:
@@ -335,6 +334,18 @@ def _free_plan(
     )[0]
     # A plan under the rule is one without it too.
     return min(found.best.evaluation, other.best.evaluation, key=lambda e: e.step_s)
+
+
+def _choose(outcomes: Sequence[VariantModel], name: str) -> tuple[VariantModel, ...]:
+    """What became of every form, where the one of a name is chosen."""
+
+    def told(one: VariantModel) -> VariantModel:
+        was, now = ("planned", "chosen") if one.name == name else ("chosen", "planned")
+        if not one.status.startswith(was):
+            return one
+        return one.model_copy(update={"status": now + one.status.removeprefix(was)})
+
+    return tuple(map(told, outcomes))
 
 
 def _program(

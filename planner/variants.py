@@ -390,17 +390,5 @@ class _Search:
         )
 
 
-def choose(outcomes: Sequence[VariantModel], name: str) -> tuple[VariantModel, ...]:
-    """What became of every form, where the one of a name is chosen."""
-
-    def told(one: VariantModel) -> VariantModel:
-        was, now = ("planned", "chosen") if one.name == name else ("chosen", "planned")
-        if not one.status.startswith(was):
-            return one
-        return one.model_copy(update={"status": now + one.status.removeprefix(was)})
-
-    return tuple(map(told, outcomes))
-
-
 def _least_bytes(error: DoesNotFitError | None) -> float:
     return math.inf if error is None or error.least_bytes is None else error.least_bytes
