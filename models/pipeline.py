@@ -207,7 +207,7 @@ class _Pipeline:
                     do="Return (x, aux)",
                 )
             made = made[0]
-        same = jax.tree.structure(made) == jax.tree.structure(part) and all(
+        same = len({jax.tree.structure(tree) for tree in (made, part)}) == 1 and all(
             (a.shape, a.dtype) == (b.shape, b.dtype)
             for a, b in zip(jax.tree.leaves(made), jax.tree.leaves(part), strict=True)
         )
@@ -223,9 +223,9 @@ class _Pipeline:
         inner = leaf.shape[1:]
         if self.repeats == 1:
             stacked = jnp.swapaxes(leaf.reshape(self.stages, -1, *inner), 0, 1)
-            return self._constrain(stacked, 1)
+            return self._cut(stacked, 1)
         stacked = leaf.reshape(self.repeats, self.stages, -1, *inner)
-        return self._constrain(jnp.swapaxes(stacked, 1, 2), 2)
+        return self._cut(jnp.swapaxes(stacked, 1, 2), 2)
 
     def _split(self, leaf: jax.Array) -> jax.Array:
         """A batch [batch, ...] as [microbatches, examples, ...]."""
@@ -245,10 +245,10 @@ class _Pipeline:
         rest = jnp.broadcast_to(lax.stop_gradient(parts[-1:]), (self.stages - 1, *inner))
         steps = jnp.concatenate([parts, rest])
         fed = jnp.broadcast_to(steps[:, None], (steps.shape[0], self.stages, *inner))
-        return self._constrain(fed, 1)
+        return self._cut(fed, 1)
 
     def _all_stages(self, part: jax.Array) -> jax.Array:
-        return self._constrain(jnp.broadcast_to(part, (self.stages, *part.shape)), 0)
+        return self._cut(jnp.broadcast_to(part, (self.stages, *part.shape)), 0)
 
     def _enter(self, number: jax.Array, entering: PyTree, shifted: PyTree) -> PyTree:
         """What stages work on: a new microbatch at the first, in every other what was shifted."""
@@ -285,16 +285,11 @@ class _Pipeline:
 
         def next_layer(x: PyTree, inputs: tuple[PyTree, jax.Array]) -> tuple[PyTree, Any]:
             one, index = inputs
-            keys = () if self.key is None else (self._keys(first + index, microbatch),)
+            keys = () if self.key is None else (_keys(self.key, first + index, microbatch),)
             made = jax.vmap(self.layer)(one, x, *keys)
             return made if self.has_aux else (made, None)
 
         return lax.scan(next_layer, x, (weights, lax.iota(jnp.int32, depth)))
-
-    def _keys(self, layer: jax.Array, microbatch: jax.Array) -> jax.Array:
-        fold = jax.vmap(lambda i, m: jax.random.fold_in(jax.random.fold_in(self.key, i), m))
-        keys: jax.Array = fold(layer, microbatch)
-        return keys
 
     def _collect(self, made: jax.Array) -> jax.Array:
         """What the last stage made in the last repeat, as [batch, ...]."""
@@ -322,20 +317,27 @@ class _Pipeline:
 
     def _constrain(self, tree: PyTree, dim: int) -> PyTree:
         """Shards a dimension of every array as the stages are."""
+        return jax.tree.map(lambda leaf: self._cut(leaf, dim), tree)
+
+    def _cut(self, leaf: jax.Array, dim: int) -> jax.Array:
         if self.stage_axis is None:
-            return tree
-
-        def constrain(leaf: jax.Array) -> jax.Array:
-            free = PartitionSpec.UNCONSTRAINED
-            spec = [self.stage_axis if d == dim else free for d in range(leaf.ndim)]
-            constrained: jax.Array = lax.with_sharding_constraint(leaf, PartitionSpec(*spec))
-            return constrained
-
-        return jax.tree.map(constrain, tree)
+            return leaf
+        free = PartitionSpec.UNCONSTRAINED
+        spec = [self.stage_axis if d == dim else free for d in range(leaf.ndim)]
+        constrained: jax.Array = lax.with_sharding_constraint(leaf, PartitionSpec(*spec))
+        return constrained
 
 
 def _of_repeat(leaf: jax.Array, repeat: jax.Array) -> jax.Array:
-    return lax.dynamic_index_in_dim(leaf, repeat, keepdims=False)
+    one: jax.Array = lax.dynamic_index_in_dim(leaf, repeat, keepdims=False)
+    return one
+
+
+def _keys(key: jax.Array, layers: jax.Array, microbatches: jax.Array) -> jax.Array:
+    """A key for each pair of a layer and a microbatch."""
+    fold = jax.random.fold_in
+    keys: jax.Array = jax.vmap(lambda i, m: fold(fold(key, i), m))(layers, microbatches)
+    return keys
 
 
 def _roll(x: jax.Array, by: int) -> jax.Array:

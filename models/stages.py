@@ -54,14 +54,17 @@ def _remat(options: DecoderOptions) -> bool | Callable[..., bool]:
     In a pipeline every product has the dimension of the stages, so that a policy cannot tell those
     with weights by their form, and goes by their names.
     """
-    policies = jax.checkpoint_policies
     if options.remat in ("none", "full"):
         return options.remat == "full"
-    if options.remat == "dots":
-        return policies.save_only_these_names(*_WEIGHT_PRODUCTS)
-    return policies.save_and_offload_only_these_names(
-        names_which_can_be_saved=options.saved,
-        names_which_can_be_offloaded=options.offloaded,
-        offload_src="device",
-        offload_dst="pinned_host",
+    policies = jax.checkpoint_policies
+    policy: Callable[..., bool] = (
+        policies.save_only_these_names(*_WEIGHT_PRODUCTS)
+        if options.remat == "dots"
+        else policies.save_and_offload_only_these_names(
+            names_which_can_be_saved=options.saved,
+            names_which_can_be_offloaded=options.offloaded,
+            offload_src="device",
+            offload_dst="pinned_host",
+        )
     )
+    return policy
