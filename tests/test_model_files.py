@@ -171,5 +171,5 @@ def test_the_service_takes_a_kind_with_all_its_options() -> None:
     assert checked_by_service("decoder", given) == given
     with pytest.raises(sw.InputError, match="option 'd_model': Field required"):
         checked_by_service("decoder", {"layers": 2})
-    with pytest.raises(sw.InputError, match="unknown model 'model.toml'"):
+    with pytest.raises(sw.InputError, match=r"unknown model 'model\.toml'"):
         checked_by_service("model.toml", {})
