@@ -1,5 +1,6 @@
 """The requests of docs/service.md are taken by the service."""
 
+import itertools
 import re
 import shlex
 from pathlib import Path
@@ -15,7 +16,7 @@ def requests() -> list[tuple[str, dict[str, str], str]]:
     for block in re.findall(r"^```sh\n(.*?)^```", PAGE, re.S | re.M):
         for command in re.findall(r"^curl .*?(?=^\w|\Z)", block, re.S | re.M):
             words = shlex.split(command.replace("\\\n", ""))
-            given = dict(zip(words, words[1:], strict=False))
+            given = dict(itertools.pairwise(words))
             body = given.get("-d") or given.get("--data-binary")
             if body is not None:
                 (url,) = [word for word in words if word.startswith("http")]
