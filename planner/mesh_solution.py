@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from shardwright.cost_models.memory import PeakMemory
 from shardwright.planner.collectives import DimAxes
@@ -15,6 +16,7 @@ from shardwright.planner.partitioned import Partitioned, partition
 from shardwright.planner.prepared import Prepared
 from shardwright.planner.problem import ShardingProblem, sharding_of
 from shardwright.planner.solver import Solution
+from shardwright.planner.solver.incumbent import relative_gap
 from shardwright.planner.tied import solve_weighed
 
 _LEAST_WEIGHT = 1e-3
@@ -22,6 +24,8 @@ _LEAST_WEIGHT = 1e-3
 to gather is taken, and a bound of the integer program is at most this much below the step."""
 _HIDING_WEIGHTS = (0.05, 0.3, 1.0)
 _MEMORY_ROUNDS = 3
+_MISTAKEN = 1.02
+"""Where a step takes this much longer than the integer program knew, it is told what is exposed."""
 LEAST_SECONDS = 2.0
 _NOTICED = 1.02
 """By how much the two measures of memory must differ to solve again."""
@@ -35,6 +39,7 @@ class Candidate:
 
     Attributes:
       bound_s: no plan on the mesh takes less by the integer program; -inf where nothing is proven.
+      by_schedule: better than the integer program's best, of which the schedule exposes more.
     """
 
     problem: ShardingProblem = field(repr=False)
@@ -45,6 +50,7 @@ class Candidate:
     in_shardings: tuple[DimAxes, ...] = field(repr=False)
     out_shardings: tuple[DimAxes, ...] = field(repr=False)
     bound_s: float = -math.inf
+    by_schedule: bool = False
 
 
 @dataclass(frozen=True)
@@ -96,7 +102,9 @@ def solve_mesh(
 
     The integer program knows memory and overlap only nearly. Where its memory differs from the
     exact evaluation's, it is solved again with its limit moved by the difference; where the
-    gathers of a loop last longer than the compute that they hide behind, they are weighed more.
+    gathers of a loop last longer than the compute that they hide behind, they are weighed more;
+    and where the schedule exposes much that was taken to hide, it is solved once more with that
+    part of every gather exposed.
 
     Args:
       cutoff: seconds of a step; a mesh on which no plan takes less is ruled out.
@@ -151,9 +159,26 @@ def solve_mesh(
         if best is None or not longer or estimated is not None:
             break
         weights.update(dict.fromkeys(longer, weight))
-    if best is not None:
-        return replace(best, bound_s=bound)
-    return Misfit(least or peak, proven)
+    if best is None:
+        return Misfit(least or peak, proven)
+    share = _exposed_share(problem, best)
+    if share > 0.0 and time.monotonic() < deadline:
+        other = solve_weighed(
+            problem.exposing(share),
+            weights,
+            limit,
+            time_limit_s=max(LEAST_SECONDS, deadline - time.monotonic()),
+            seed=seed,
+            gap=gap,
+            cutoff=math.inf,
+            warm_starts=[best.solution.choices],
+            untie=estimated is not None,
+        )
+        candidate = evaluate_choices(prepared, problem, _as_stated(problem, other, bound, gap))
+        evaluation = candidate.evaluation
+        if evaluation.peak.bytes <= memory_limit and evaluation.step_s < best.evaluation.step_s:
+            best = replace(candidate, by_schedule=True)
+    return replace(best, bound_s=bound)
 
 
 def estimate_mesh(
@@ -193,6 +218,28 @@ def estimate_mesh(
         weights.update(dict.fromkeys(longer, weight))
     assert best is not None
     return best
+
+
+def _as_stated(problem: ShardingProblem, solution: Solution, bound: float, gap: float) -> Solution:
+    """A solution of a changed problem as one of the problem itself, of which the bound is."""
+    step_s = problem.step_seconds(solution.choices)
+    reached = relative_gap(step_s, bound)
+    status: Literal["optimal", "feasible"] = "optimal" if reached <= gap else "feasible"
+    return replace(solution, cost=step_s, bound=bound, gap=reached, status=status)
+
+
+def _exposed_share(problem: ShardingProblem, candidate: Candidate) -> float:
+    """The part of the gathers that the integer program took to hide and the schedule does not.
+
+    0 where the step takes about what the integer program knew.
+    """
+    choices, evaluation = candidate.solution.choices, candidate.evaluation
+    known = problem.step_seconds(choices)
+    compute, gathers, _ = problem.seconds(choices)
+    if evaluation.step_s < known * _MISTAKEN or not gathers:
+        return 0.0
+    beyond = evaluation.exposed_collective_s - (known - compute)
+    return min(max(beyond / gathers, 0.0), 1.0)
 
 
 def _gathering_longest(problem: ShardingProblem, solution: Solution) -> list[int]:

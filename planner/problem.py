@@ -11,7 +11,7 @@ What is alike in the program (see `skeleton`) is priced once and shares its arra
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -126,6 +126,23 @@ class ShardingProblem:
             memory=self.memory,
             memory_limit=memory_limit,
             names=tuple(names),
+        )
+
+    def exposing(self, share: float) -> ShardingProblem:
+        """The same problem where a part of every gather that can hide is exposed after all.
+
+        What a schedule hides depends on where a gather stands; the integer program does not know.
+        """
+        return replace(
+            self,
+            transfers=tuple(
+                t
+                if t.gathers is None
+                else replace(
+                    t, gathers=(1.0 - share) * t.gathers, exposed=t.exposed + share * t.gathers
+                )
+                for t in self.transfers
+            ),
         )
 
     def peak_memory(self, choices: Sequence[int]) -> PeakMemory:

@@ -389,8 +389,11 @@ class _Builder:
     ) -> None:
         tensor = self._graph.values[value]
         added_up = self._sums.get(value, (value, 1))[1] if source.partial else 1
-        hides = value in self._prefetch
-        dtype = self._narrowing.gathered_dtype(value) if hides else None
+        ahead = value in self._prefetch
+        # Outside of loops, a program that has loops computes little: nothing runs beside a gather
+        # of what a loop or the head reads.
+        hides = ahead and (loop >= 0 or not self._graph.loops)
+        dtype = self._narrowing.gathered_dtype(value) if ahead else None
         reshard = Reshard(
             tensor.shape,
             replace(tensor, dtype=dtype or tensor.dtype).nbytes,

@@ -157,7 +157,8 @@ def test_a_certificate_says_what_is_proven_and_what_is_open(two_layers: Prepared
     )
     told = certificate(found)
     assert "on the mesh 4 x 4 takes less than" in told or "on the mesh 16 takes less than" in told
-    assert told.startswith("Optimal") and "Of 2 meshes: " in told
+    assert "Of 2 meshes: " in told
+    assert told.startswith("Optimal") or "takes longer by the schedule than this plan" in told
     assert "longer time limit" not in told
     considered = (*found.considered, Considered(SPLIT, "not tried: out of time"))
     told = certificate(replace(found, considered=considered))
