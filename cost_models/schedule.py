@@ -249,12 +249,14 @@ class _Run:
 
     def _beside(self, queue: _Queue, seconds: float, busy: Sequence[str], exposed: bool) -> None:
         """Lets time pass in which transfers of the queue run on links that are not busy."""
-        end = self.now + seconds
-        while (left := end - self.now) > _TINY:
+        # What is left is counted by itself: late in a step, a clock does not tell short times apart.
+        end, left = self.now + seconds, seconds
+        while left > _TINY:
             running = queue.running(busy)
             if not running:
                 break
             part = min(left, *(pending.left for pending in running))
+            left -= part
             for number, pending in enumerate(running):
                 # Of several that kernels wait for at once, one tells of it.
                 self._tell(pending.transfer.label, part, exposed and not busy and not number)

@@ -110,3 +110,9 @@ def test_many_passes_are_told_in_part_and_take_as_long():
     assert len(spans) < 100
     assert [span.seconds for span in spans if span.label == "loop"] == [pytest.approx(990 * 8.0)]
     assert made.seconds == pytest.approx(simulate((loop,)).seconds)
+
+
+def test_what_is_left_of_a_transfer_late_in_a_long_step_ends():
+    # 16 s + 1.5e-15 s is 16 s to a clock.
+    entries = [Kernel(16.0), Loop((Transfer((Stage(("x",), 1.5e-15),), "ahead"), Kernel(1.0)), 2)]
+    assert simulate(entries).seconds == pytest.approx(18.0)
