@@ -159,8 +159,8 @@ def _slices(chip: ChipProfile, everything: bool, citation: Text) -> Sequence[Ren
 
 
 def models_view(models: Sequence[ReferenceModel]) -> RenderableType:
-    """The sizes of all reference models."""
-    sizes = ("layers", "d_model", "heads", "kv_heads", "d_ff", "vocab", "sequence", "batch")
+    """The sizes of all reference models, as far as 80 columns hold them."""
+    sizes = ("layers", "d_model", "sequence", "batch")
     shown = table("model", "kind", ">parameters", *(f">{size}" for size in sizes))
     for model in models:
         options = model.options.model_dump()

@@ -90,18 +90,18 @@ def test_show_all_tells_the_sharding_of_every_argument(planned):
         assert spec_shown(shardings, tensor.path + " ") == without_trailing_empty(tensor.spec)
 
 
-def test_plan_shows_mfu_and_tokens_of_the_reference_model(planned):
+def test_plan_shows_mfu_and_examples_of_the_reference_model(planned):
     path, out, _ = planned
     estimate = Plan.load(path).estimate
     model = build("mlp", **SIZES)
     peak = 197e12 * 4
     mfu = 100 * model.model_flops_per_step / (peak * estimate.step_time_s)
-    (line,) = [line for line in out.splitlines() if "tokens/s" in line]
+    (line,) = [line for line in out.splitlines() if "examples/s" in line]
     assert f"{mfu:.1f} %" in line
-    shown = re.search(r"([\d.,]+) ([MB])? ?tokens/s", line)
+    shown = re.search(r"([\d.,]+) ([MB])? ?examples/s", line)
     scale = {"M": 1e6, "B": 1e9, None: 1.0}[shown[2]]
-    tokens = float(shown[1].replace(",", "")) * scale
-    assert tokens == pytest.approx(1024 / estimate.step_time_s, rel=1e-2)
+    examples = float(shown[1].replace(",", "")) * scale
+    assert examples == pytest.approx(1024 / estimate.step_time_s, rel=1e-2)
 
 
 def test_plan_tells_its_stages_in_plain_lines_where_stderr_is_no_terminal(planned):
@@ -114,9 +114,9 @@ def test_show_prints_what_plan_printed(planned):
     path, out, _ = planned
     code, again, err = run("show", path)
     assert (code, err) == (0, "")
-    # Plan knows the model by its name and its tokens; the file knows the function.
-    same = [line for line in out.splitlines() if "tokens/s" not in line][1:]
-    assert [line for line in again.splitlines() if "MFU" not in line][1:] == same
+    # Plan knows the model by its name, the file knows the function.
+    told, again = ([line for line in x.splitlines() if "MFU" not in line] for x in (out, again))
+    assert again[1:] == told[1:]
 
 
 def test_show_is_readable_where_stdout_is_ascii(planned):
