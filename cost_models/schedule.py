@@ -249,7 +249,7 @@ class _Run:
 
     def _beside(self, queue: _Queue, seconds: float, busy: Sequence[str], exposed: bool) -> None:
         """Lets time pass in which transfers of the queue run on links that are not busy."""
-        # What is left is counted by itself: late in a step, a clock does not tell short times apart.
+        # Counted by itself: late in a step the clock does not tell short times apart.
         end, left = self.now + seconds, seconds
         while left > _TINY:
             running = queue.running(busy)

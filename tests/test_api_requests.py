@@ -164,7 +164,7 @@ def test_body_that_is_not_called_json_is_refused(shared_app: App, given: str) ->
 def test_every_model_that_there_is_can_be_asked_for(open_app: OpenApp) -> None:
     with open_app() as app:
         for name in model_names():
-            app.submit(model={"name": name, "options": {"microbatches": 2}})
+            app.submit(model={"name": name, "options": {"learning_rate": 0.01}})
         shown = app.client.get("/new").text
         assert all(f'<option value="{name}"' in shown for name in model_names())
 
