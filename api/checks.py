@@ -119,7 +119,13 @@ class Checker:
                 raise InputError(
                     f"{name} is there twice", where="topologies", do="Name each slice once"
                 )
-            fixed: Request = {"mesh": None, "pinned": {}, "model_flops": None, "chip": None}
+            fixed: Request = {
+                "choices": {},
+                "mesh": None,
+                "pinned": {},
+                "model_flops": None,
+                "chip": None,
+            }
             plans[name] = target | {"topology": name} | fixed | search
         return target | {"topologies": list(plans)} | search, plans
 

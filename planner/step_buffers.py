@@ -48,8 +48,9 @@ def step_buffers(
     mesh: LogicalMesh,
 ) -> list[Buffer]:
     """Buffers in HBM of the program's values and of what collectives make of them."""
-    found = _StepBuffers(graph, fusions, lifetimes, partitioned, mesh).find()
-    return without_vmem(found, _vmem(mesh.slice.chip))
+    step = _StepBuffers(graph, fusions, lifetimes, partitioned, mesh)
+    # What kernels of `sw.kernel` allocate is told as bytes of HBM.
+    return [*without_vmem(step.find(), _vmem(mesh.slice.chip)), *step.kernel_temporaries()]
 
 
 def _vmem(chip: ChipProfile) -> float:
@@ -111,9 +112,9 @@ class _StepBuffers:
             if not is_trivial(self._graph.values[origin]):
                 for c in chain:
                     buffers += self._collective_buffer(origin, c)
-        return [*buffers, *self._copies(), *self._kernel_temporaries()]
+        return [*buffers, *self._copies()]
 
-    def _kernel_temporaries(self) -> Iterator[Buffer]:
+    def kernel_temporaries(self) -> Iterator[Buffer]:
         """What kernels say that they allocate while they run."""
         for op in self._graph.ops:
             info = op.detail.get("kernel")

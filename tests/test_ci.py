@@ -108,7 +108,7 @@ def test_twenty_unchanged_jobs_take_seconds(repository, shell):
         ("BATCH", "2**22", 3, "does-not-fit", "no sharding of step"),
         ("LAYERS", "12", 4, "over-budget", "and the budget is 50.0 ms"),
         ("HIDDEN", "10240", 5, "slower", "5.0 % are tolerated"),
-        ("BATCH", "256", 6, "state-resharded", "checkpoints need resharding"),
+        ("BATCH", "1024", 6, "state-resharded", "checkpoints need resharding"),
     ],
 )
 def test_a_changed_model_fails_for_its_reason(repository, shell, name, value, code, kind, words):
@@ -144,7 +144,7 @@ def test_a_comment_changes_no_program(repository, shell):
 
 
 def test_resharding_can_be_allowed(repository, shell):
-    change(repository, "BATCH", "256")
+    change(repository, "BATCH", "1024")
     config = repository / "shardwright.toml"
     config.write_text(config.read_text().replace("donate", "allow_resharding = true\ndonate"))
     code, out, _ = shell("shardwright ci check small", repository)

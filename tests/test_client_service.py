@@ -60,7 +60,7 @@ def local() -> sw.Plan:
 
 
 def without_times(plan: sw.Plan) -> dict[str, Any]:
-    return plan.data.model_dump(exclude={"solver": {"wall_time_s"}})
+    return plan.data.model_dump(exclude={"solver": {"wall_time_s"}, "program": {"origin", "unit"}})
 
 
 def test_plan_of_the_server_is_the_local_one_and_trains(service: Service, local: sw.Plan) -> None:
@@ -136,6 +136,8 @@ def test_reference_model_by_name_is_the_local_plan(service: Service) -> None:
     with sw.Client(service.url) as client:
         plan = client.plan("mlp", options=options, topology="v5e:2x2", time_limit_s=ENOUGH_S)
     assert without_times(plan) == without_times(local)
+    assert plan.data.program.origin is not None and plan.data.program.origin.target == "mlp"
+    assert plan.data.program.unit == "examples"
 
 
 def test_price_of_a_sharding_is_the_local_one(service: Service) -> None:

@@ -249,7 +249,7 @@ def test_the_command_writes_a_page_with_the_rows(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("model", "unit"), [("gpt2-124m", "tokens"), ("mlp", "examples"), ("resnet-50", "examples")]
+    ("model", "unit"), [("gpt2-124m", "tokens"), ("mlp", "examples"), ("resnet-50", "images")]
 )
 def test_what_a_step_works_on_is_called_by_its_name(model, unit):
     assert load_target(model, None, (), {}).unit == unit

@@ -177,7 +177,8 @@ def test_files_of_the_page_hold_the_step_with_the_names_of_its_state(here):
 
 
 def test_every_command_about_plans_runs(here, capsys):
-    lines = commands(USING)
+    # Those that need the TPU compiler, or a package of the reader's own, cannot run here.
+    lines = [line for line in commands(USING) if not {"--refine", "--variants"} & set(line)]
     assert {line[0] for line in lines} == {"plan", "diff", "explain", "export", "trace"}
     for line in lines:
         quick = ["--time-limit=1"] if line[0] in ("plan", "explain") else []

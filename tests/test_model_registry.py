@@ -97,7 +97,7 @@ def test_cross_entropy_is_the_mean_negative_log_probability():
     ("name", "options", "message"),
     [
         ("llama3-8B", {}, "Did you mean 'llama3-8b'"),
-        ("resnet", {}, "The models are gpt2-124m"),
+        ("resnet-49", {}, "The models are gpt2-124m"),
         ("llama3-8b", {"n_heads": 4}, r"unknown option 'n_heads'.*options are .*heads, .*kv_heads"),
         ("mlp", {"sequence": 4}, r"unknown option 'sequence'.*options are batch, classes"),
         ("llama3-8b", {"heads": 30}, "kv_heads=8 does not divide heads=30"),
