@@ -252,9 +252,11 @@ class _Search:
                 _SEARCH_GAP,
                 cutoff=cutoff,
             )
-        self._took[axes] = time.monotonic() - began
         if first:
+            # What it took tells little: the first run on a machine compiles the solver's kernels.
             self._deadline = time.monotonic() + self._seconds
+        else:
+            self._took[axes] = time.monotonic() - began
         if isinstance(outcome, RuledOut):
             self._bounds.append(outcome.bound_s)
             if math.isinf(outcome.bound_s):
