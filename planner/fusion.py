@@ -15,7 +15,7 @@ three were seen in scheduled programs of libtpu 0.0.42.1.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from shardwright.planner.given import CONSTRAINT
@@ -106,6 +106,20 @@ class FusionPlan:
 def plan_fusions(nodes: NodeGraph) -> FusionPlan:
     """Groups the operations of a program into kernels."""
     return _Planner(nodes).plan()
+
+
+def buffers_read(made_of: Mapping[int, tuple[int, ...]], value: int) -> list[int]:
+    """The values with buffers that are read for a value, which may be computed from them, once."""
+    seen, pending, found = {value}, [value], []
+    while pending:
+        one = pending.pop()
+        if one not in made_of:
+            found.append(one)
+        # What is computed of a value in many ways (in a random generator, say) is followed once.
+        new = [v for v in made_of.get(one, ()) if v not in seen]
+        seen.update(new)
+        pending += new
+    return found
 
 
 class _Planner:
@@ -264,14 +278,9 @@ class _Planner:
 
     def _ready(self, read: Read, made_of: dict[int, tuple[int, ...]]) -> int:
         """The program point at which a tensor that is read has been made."""
-        pending, latest = [self._graph.ops[read.op].operands[read.operand]], -1
-        while pending:
-            value = pending.pop()
-            pending += made_of.get(value, ())
-            if value not in made_of:
-                producer = self._graph.values[value].producer
-                latest = max(latest, self._loop_ends.get(producer, producer))
-        return latest
+        value = self._graph.ops[read.op].operands[read.operand]
+        made = (self._graph.values[v].producer for v in buffers_read(made_of, value))
+        return max((self._loop_ends.get(op, op) for op in made), default=-1)
 
     def _made_of(self) -> dict[int, tuple[int, ...]]:
         ops = self._graph.ops

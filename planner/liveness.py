@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from shardwright.planner.fusion import IN_PLACE, Fusion, FusionPlan, Read
+from shardwright.planner.fusion import IN_PLACE, Fusion, FusionPlan, Read, buffers_read
 from shardwright.planner.given import CONSTRAINT
 from shardwright.planner.graph import OpGraph
 from shardwright.planner.narrowing import Narrowing
@@ -62,7 +62,7 @@ class _Lifetimes:
         for fusion in self._fusions.fusions:
             for read in fusion.reads:
                 value = graph.ops[read.op].operands[read.operand]
-                for buffer in self._buffers_of(value):
+                for buffer in buffers_read(self._fusions.made_of, value):
                     over = self._writes_over(read) and self._fits(buffer, fusion)
                     self._extend(buffer, fusion.time + (0 if over else 1))
             self._written.update(dict.fromkeys(fusion.writes, fusion.time))
@@ -98,12 +98,6 @@ class _Lifetimes:
                     spans[carry.init, dtype] = (value, start, loop.last_op)
         for (_, dtype), (value, start, end) in spans.items():
             yield Lifetime(value, start, end, dtype)
-
-    def _buffers_of(self, value: int) -> list[int]:
-        """The values with buffers that are read for a value, which may be a view of them."""
-        if value not in self._fusions.made_of:
-            return [value]
-        return [b for v in self._fusions.made_of[value] for b in self._buffers_of(v)]
 
     def _writes_over(self, read: Read) -> bool:
         """Whether a kernel may write its result over a tensor that it reads here and that dies."""
