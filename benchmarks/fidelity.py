@@ -40,8 +40,8 @@ from shardwright.planner.evaluation import evaluate_partitioned
 from shardwright.planner.partitioned import partition
 from shardwright.planner.plan_data import dim_axes
 from shardwright.planner.plan_making import estimate_model
+from shardwright.planner.prepared import prepare
 from shardwright.planner.program import Program
-from shardwright.planner.search import prepare
 from shardwright.planner.tracing import in_mesh
 from shardwright.planner.verification_report import Verification
 

@@ -45,8 +45,9 @@ def measure(model: str, options: dict[str, Any], topology: str, axes: int, label
     from shardwright.planner import mlir
     from shardwright.planner.annotate import annotate
     from shardwright.planner.graph_reader import number_operations
+    from shardwright.planner.mesh_solution import evaluate_choices
+    from shardwright.planner.prepared import prepare
     from shardwright.planner.program import Program
-    from shardwright.planner.search import evaluate_choices, prepare
     from shardwright.planner.tied import solve_weighed
 
     on = parse_slice(topology)

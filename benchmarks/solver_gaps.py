@@ -32,8 +32,8 @@ SLICES = {
 def rows(name: str, generations: list[str], seconds: float) -> list[str]:
     """A row for each generation."""
     from shardwright.models.registry import build
+    from shardwright.planner.prepared import prepare
     from shardwright.planner.program import Program
-    from shardwright.planner.search import prepare
 
     built = build(name)
     program = Program.trace(built.step, *built.example_args, donate_argnums=built.donate_argnums)

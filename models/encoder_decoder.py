@@ -12,7 +12,7 @@ import functools
 
 import jax
 
-from shardwright.models import decoder
+from shardwright.models import decoder, translation
 from shardwright.models.decoder import Context
 from shardwright.models.positions import relative_bias
 from shardwright.models.training import Batch, PyTree, cross_entropy
@@ -146,17 +146,7 @@ def loss(options: EncoderDecoderOptions, params: PyTree, batch: Batch) -> jax.Ar
     return cross_entropy(logits, batch["labels"])
 
 
-def make_batch(options: EncoderDecoderOptions, key: jax.Array) -> Batch:
-    """Random sources and targets, and as labels the tokens that follow in the target."""
-    source_key, target_key = jax.random.split(key)
-    source_shape = (options.batch, options.sequence)
-    target_shape = (options.batch, options.target_length + 1)
-    target = jax.random.randint(target_key, target_shape, 0, options.vocab)
-    return {
-        "source": jax.random.randint(source_key, source_shape, 0, options.vocab),
-        "tokens": target[:, :-1],
-        "labels": target[:, 1:],
-    }
+make_batch = translation.make_batch
 
 
 def model_flops(options: EncoderDecoderOptions) -> int:

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from shardwright.models import translation
 from shardwright.models.options import LstmOptions
 from shardwright.models.training import Batch, PyTree, cross_entropy
 
@@ -168,17 +169,7 @@ def loss(options: LstmOptions, params: PyTree, batch: Batch) -> jax.Array:
     return cross_entropy(logits, batch["labels"])
 
 
-def make_batch(options: LstmOptions, key: jax.Array) -> Batch:
-    """Random sources and targets, and as labels the tokens that follow in the target."""
-    source_key, target_key = jax.random.split(key)
-    source_shape = (options.batch, options.sequence)
-    target_shape = (options.batch, options.target_length + 1)
-    target = jax.random.randint(target_key, target_shape, 0, options.vocab)
-    return {
-        "source": jax.random.randint(source_key, source_shape, 0, options.vocab),
-        "tokens": target[:, :-1],
-        "labels": target[:, 1:],
-    }
+make_batch = translation.make_batch
 
 
 def model_flops(options: LstmOptions) -> int:

@@ -13,7 +13,7 @@ from shardwright.cost_models.memory import dtype_bytes
 from shardwright.cost_models.schedule import Stage, When
 from shardwright.hardware_profiles.mesh import AxisRef, LogicalMesh
 from shardwright.planner.collectives import DimAxes, Step, compiled_step
-from shardwright.planner.graph import OpGraph
+from shardwright.planner.graph import Op, OpGraph, Value
 from shardwright.planner.halo import exchanges
 from shardwright.planner.manual import manual_collectives
 from shardwright.planner.offload import transfers
@@ -139,25 +139,27 @@ def _reduced_once(graph: OpGraph, partitioned: Partitioned) -> list[Communicatio
 
 def _manual(graph: OpGraph, mesh: LogicalMesh) -> list[Communication]:
     """The collectives of `shard_map` regions, which the partitioner leaves as they are."""
-    found = []
-    for op, value, step in manual_collectives(graph, mesh):
-        whole: DimAxes = ((),) * len(value.shape)
-        found.append(
-            Communication(
-                step=step,
-                shape=value.shape,
-                dtype=value.dtype,
-                before=whole,
-                after=whole,
-                near=op.id,
-                trips=op.trips,
-                loop=op.loop,
-                prefetchable=False,
-                read_by=(),
-                from_value=-1,
-            )
-        )
-    return found
+    return [
+        _in_place(op, value, step, ((),) * len(value.shape))
+        for op, value, step in manual_collectives(graph, mesh)
+    ]
+
+
+def _in_place(op: Op, value: Value, step: Step, sharding: DimAxes) -> Communication:
+    """What an operation sends itself: nothing is resharded for it, and nothing runs ahead."""
+    return Communication(
+        step=step,
+        shape=value.shape,
+        dtype=value.dtype,
+        before=sharding,
+        after=sharding,
+        near=op.id,
+        trips=op.trips,
+        loop=op.loop,
+        prefetchable=False,
+        read_by=(),
+        from_value=-1,
+    )
 
 
 def neighbour_exchanges(
@@ -185,20 +187,8 @@ def neighbour_exchanges(
                     halos.append(PricedMove(op.id, HALO, told, op.trips * seconds, stages))
                 continue
             value = graph.values[op.results[0]]
-            sharding = partitioned.results[op.id][0]
-            permute = Communication(
-                step=Step("collective_permute", axes, value.nbytes / nbytes),
-                shape=value.shape,
-                dtype=value.dtype,
-                before=sharding,
-                after=sharding,
-                near=op.id,
-                trips=op.trips,
-                loop=op.loop,
-                prefetchable=False,
-                read_by=(),
-                from_value=-1,
-            )
+            step = Step("collective_permute", axes, value.nbytes / nbytes)
+            permute = _in_place(op, value, step, partitioned.results[op.id][0])
             kind = "collective_permute"
             stages = _stages(kind, nbytes, seconds, axes, mesh)
             shifts.append(PricedCollective(permute, kind, nbytes, seconds, False, stages=stages))

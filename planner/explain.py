@@ -24,8 +24,9 @@ from shardwright.planner.fixed import fixed_strategies
 from shardwright.planner.partitioned import partition
 from shardwright.planner.plan_diff import CostChange, cost_changes
 from shardwright.planner.plan_schema import Spec
+from shardwright.planner.prepared import Prepared, prepare
 from shardwright.planner.program import Program
-from shardwright.planner.search import Prepared, prepare, search_meshes
+from shardwright.planner.search import search_meshes
 
 if TYPE_CHECKING:
     from shardwright.hardware_profiles.mesh import LogicalMesh

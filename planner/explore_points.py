@@ -15,20 +15,18 @@ from shardwright.planner.explore_model import PointModel, SeedModel
 from shardwright.planner.explore_space import RESOURCES, Hypothesis, Value, hypothesis
 from shardwright.planner.fixed import fixed_strategies
 from shardwright.planner.flops import matrix_flops
-from shardwright.planner.partitioned import Partitioned
-from shardwright.planner.planning import meshes_on
-from shardwright.planner.program import Program
-from shardwright.planner.search import (
+from shardwright.planner.mesh_solution import (
     Candidate,
     Estimate,
-    Prepared,
-    Progress,
     estimate_mesh,
     evaluate_choices,
-    prepare,
-    search_meshes,
     solve_mesh,
 )
+from shardwright.planner.partitioned import Partitioned
+from shardwright.planner.planning import meshes_on
+from shardwright.planner.prepared import Prepared, prepare
+from shardwright.planner.program import Program
+from shardwright.planner.search import Progress, search_meshes
 from shardwright.planner.solver import Solution
 from shardwright.planner.workers import Task
 

@@ -18,9 +18,9 @@ from shardwright.planner.partitioned import partition
 from shardwright.planner.pins import dim_axes_of
 from shardwright.planner.plan_making import estimate_model
 from shardwright.planner.plan_schema import EstimateModel
+from shardwright.planner.prepared import Prepared, prepare
 from shardwright.planner.program import Program, Tensor
 from shardwright.planner.requests import EvaluateRequest, checked
-from shardwright.planner.search import Prepared, prepare
 from shardwright.planner.tracing import in_mesh
 
 

@@ -34,8 +34,9 @@ from shardwright.planner.plan_schema import (
     VariantModel,
     VersionsModel,
 )
+from shardwright.planner.prepared import Prepared
 from shardwright.planner.schedule import schedule_models
-from shardwright.planner.search import Prepared, SearchResult
+from shardwright.planner.search import SearchResult
 from shardwright.version import VERSION
 
 COMPILER_OPTIONS = {"xla_jf_spmd_threshold_for_windowed_einsum_mib": "1000000"}

@@ -25,11 +25,12 @@ from shardwright.planner.plan import Plan
 from shardwright.planner.plan_data import spec_of
 from shardwright.planner.plan_making import make_plan
 from shardwright.planner.plan_schema import OptionsModel, VariantModel
+from shardwright.planner.prepared import prepare
 from shardwright.planner.program import Program
 from shardwright.planner.refine import Entrant
 from shardwright.planner.refine import refine as refine_plans
 from shardwright.planner.requests import PlanRequest, checked
-from shardwright.planner.search import Progress, SearchResult, prepare, search_below, search_meshes
+from shardwright.planner.search import Progress, SearchResult, search_below, search_meshes
 from shardwright.planner.tracing import in_mesh
 from shardwright.planner.variants import (
     Form,

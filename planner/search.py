@@ -21,33 +21,12 @@ from shardwright.planner.mesh_solution import (
     Estimate,
     Misfit,
     RuledOut,
-    boundary_shardings,
     estimate_mesh,
-    evaluate_choices,
     solve_mesh,
 )
 from shardwright.planner.misfit import does_not_fit, even_share
-from shardwright.planner.prepared import Prepared, prepare
+from shardwright.planner.prepared import Prepared
 from shardwright.planner.problem import Fixed
-
-__all__ = [
-    "Candidate",
-    "Considered",
-    "Estimate",
-    "Misfit",
-    "Outdone",
-    "Prepared",
-    "Progress",
-    "RuledOut",
-    "SearchResult",
-    "boundary_shardings",
-    "estimate_mesh",
-    "evaluate_choices",
-    "prepare",
-    "search_below",
-    "search_meshes",
-    "solve_mesh",
-]
 
 _SEARCH_GAP = 1e-3
 _FINAL_GAP = 1e-4
@@ -134,8 +113,16 @@ def search_meshes(
     Raises:
       DoesNotFitError: no mesh has a plan within the memory limit.
     """
-    search = _Search(prepared, meshes, memory_limit, fixed_on, time_limit_s, seed, on_progress)
-    found = search.run()
+    found = search_below(
+        math.inf,
+        prepared,
+        meshes,
+        memory_limit,
+        fixed_on=fixed_on,
+        time_limit_s=time_limit_s,
+        seed=seed,
+        on_progress=on_progress,
+    )
     assert isinstance(found, SearchResult)  # nothing was to be undercut
     return found
 
@@ -197,9 +184,7 @@ class _Search:
         self._bounds: list[float] = []
         self._first_seconds = _FIRST_MESH_SECONDS
 
-    def run(
-        self, cutoff_s: float = math.inf, first_mesh_s: float = _FIRST_MESH_SECONDS
-    ) -> SearchResult | Outdone:
+    def run(self, cutoff_s: float, first_mesh_s: float) -> SearchResult | Outdone:
         """Tries the meshes in turn; arguments as of `search_below`."""
         self._cutoff, self._first_seconds = cutoff_s, first_mesh_s
         left = aligned_first(self._meshes, self._prepared.skeleton.kinds)

@@ -17,12 +17,12 @@ from shardwright.errors import DoesNotFitError, InputError
 from shardwright.hardware_profiles.mesh import LogicalMesh
 from shardwright.planner.flops import matrix_flops
 from shardwright.planner.plan_schema import VariantModel
+from shardwright.planner.prepared import Prepared
 from shardwright.planner.problem import Fixed
 from shardwright.planner.program import Program
 from shardwright.planner.search import (
     Considered,
     Outdone,
-    Prepared,
     Progress,
     SearchResult,
     search_below,

@@ -19,9 +19,9 @@ from shardwright.planner.annotate import annotate
 from shardwright.planner.constraints import Demand, Site, ValueConstraint, value_constraints
 from shardwright.planner.graph import OpKey
 from shardwright.planner.graph_reader import build_graph
+from shardwright.planner.prepared import prepare
 from shardwright.planner.problem import build_problem
 from shardwright.planner.program import Program
-from shardwright.planner.search import prepare
 
 MESH = {"x": 2, "y": 4}
 X, Y = AxisRef("x"), AxisRef("y")

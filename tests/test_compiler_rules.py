@@ -17,8 +17,8 @@ from shardwright.hardware_profiles.slices import parse_slice
 from shardwright.planner.hand_made import flat_shardings
 from shardwright.planner.narrowing import Narrowing
 from shardwright.planner.partitioned import partition
+from shardwright.planner.prepared import Prepared, prepare
 from shardwright.planner.program import Program
-from shardwright.planner.search import Prepared, prepare
 from shardwright.planner.step_buffers import step_buffers
 
 MESH = {"x": 4, "y": 2}

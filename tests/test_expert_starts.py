@@ -15,8 +15,8 @@ from shardwright.hardware_profiles.mesh import meshes_for_shape
 from shardwright.hardware_profiles.slices import parse_slice
 from shardwright.planner import tied
 from shardwright.planner.expert_starts import Family, expert_starts, families, family_rows
+from shardwright.planner.prepared import prepare
 from shardwright.planner.problem import ShardingProblem
-from shardwright.planner.search import prepare
 from shardwright.planner.solver import Problem, Solution, evaluate, solve
 from shardwright.planner.solver.restricted import restrict_rows
 

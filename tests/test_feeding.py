@@ -8,8 +8,8 @@ from jax.sharding import PartitionSpec
 import shardwright as sw
 from shardwright.hardware_profiles.mesh import meshes_for_shape
 from shardwright.hardware_profiles.slices import parse_slice
+from shardwright.planner.prepared import prepare
 from shardwright.planner.problem import ShardingProblem
-from shardwright.planner.search import prepare
 
 PCIE = 16e9
 """Bytes/s of a v5e chip (How to Scale Your Model, "How to Think About TPUs")."""

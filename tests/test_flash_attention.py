@@ -17,10 +17,12 @@ from shardwright.models.decoder import dot_attention
 from shardwright.models.flash_attention import _kernels
 from shardwright.planner.graph_reader import build_graph
 from shardwright.planner.kernel_costs import evaluate_cost
+from shardwright.planner.mesh_solution import evaluate_choices
 from shardwright.planner.plan_making import make_plan
 from shardwright.planner.plan_schema import OptionsModel
+from shardwright.planner.prepared import prepare
 from shardwright.planner.problem import build_problem
-from shardwright.planner.search import SearchResult, evaluate_choices, prepare
+from shardwright.planner.search import SearchResult
 from shardwright.planner.solver import Solution, evaluate
 
 MESH = {"data": 2, "model": 4}

@@ -19,10 +19,12 @@ from shardwright.errors import InputError
 from shardwright.hardware_profiles.mesh import meshes_for_shape
 from shardwright.hardware_profiles.slices import parse_slice
 from shardwright.planner.export import constraints_code
+from shardwright.planner.mesh_solution import Candidate, evaluate_choices
 from shardwright.planner.plan_making import make_plan
 from shardwright.planner.plan_schema import OptionsModel
+from shardwright.planner.prepared import Prepared, prepare
 from shardwright.planner.problem import ShardingProblem, build_problem
-from shardwright.planner.search import Candidate, Prepared, SearchResult, evaluate_choices, prepare
+from shardwright.planner.search import SearchResult
 from shardwright.planner.solver import Solution, evaluate, solve
 
 MESH = {"data": 2, "model": 4}

@@ -14,7 +14,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import shardwright as sw
-from shardwright.planner.search import prepare
+from shardwright.planner.prepared import prepare
 
 N, LAYERS = 16384, 4
 ONE = jax.ShapeDtypeStruct((N, N), jnp.bfloat16)

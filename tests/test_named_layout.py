@@ -15,8 +15,8 @@ from shardwright.hardware_profiles.slices import parse_slice
 from shardwright.planner.export_rules import logical_rules
 from shardwright.planner.logical_names import logical_names_of
 from shardwright.planner.named_layout import named_layout, tie_names
+from shardwright.planner.prepared import prepare
 from shardwright.planner.problem import ShardingProblem
-from shardwright.planner.search import prepare
 from shardwright.planner.solver import solve
 
 MESH = {"data": 2, "model": 4}

@@ -11,9 +11,9 @@ from shardwright.cost_models.schedule import Loop, Transfer
 from shardwright.errors import InputError
 from shardwright.models import build
 from shardwright.planner.offload import host_values, transfers
+from shardwright.planner.prepared import prepare
 from shardwright.planner.program import Program
 from shardwright.planner.schedule import schedule_of_models
-from shardwright.planner.search import prepare
 
 LAYERS, TOKENS, WIDTH = 4, 2048, 1024
 

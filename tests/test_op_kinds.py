@@ -14,10 +14,12 @@ import shardwright as sw
 from shardwright.hardware_profiles.mesh import meshes_for_shape
 from shardwright.hardware_profiles.slices import parse_slice
 from shardwright.models import build
+from shardwright.planner.mesh_solution import evaluate_choices
 from shardwright.planner.plan_making import make_plan
 from shardwright.planner.plan_schema import OptionsModel
+from shardwright.planner.prepared import Prepared, prepare
 from shardwright.planner.problem import ShardingProblem, build_problem
-from shardwright.planner.search import Prepared, SearchResult, evaluate_choices, prepare
+from shardwright.planner.search import SearchResult
 from shardwright.planner.solver import Problem, Solution, evaluate, solve
 
 Args = tuple[Any, ...]

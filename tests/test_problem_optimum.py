@@ -11,8 +11,9 @@ import pytest
 import shardwright as sw
 from shardwright.hardware_profiles.mesh import meshes_for_shape
 from shardwright.hardware_profiles.slices import parse_slice
+from shardwright.planner.mesh_solution import evaluate_choices
+from shardwright.planner.prepared import Prepared, prepare
 from shardwright.planner.problem import ShardingProblem, build_problem
-from shardwright.planner.search import Prepared, evaluate_choices, prepare
 from shardwright.planner.solver import Solution, evaluate, solve
 
 MESHES = [("v5e:2x2", {"data": 2, "model": 2}), ("v5e:2x2", {"all": 4})]

@@ -11,16 +11,9 @@ from shardwright.hardware_profiles.mesh import LogicalMesh, enumerate_meshes
 from shardwright.hardware_profiles.slices import parse_slice
 from shardwright.planner.certificate import certificate
 from shardwright.planner.mesh_order import GoodMeshes, aligned_first, splits
-from shardwright.planner.search import (
-    Candidate,
-    Considered,
-    Prepared,
-    Progress,
-    RuledOut,
-    prepare,
-    search_meshes,
-    solve_mesh,
-)
+from shardwright.planner.mesh_solution import Candidate, RuledOut, solve_mesh
+from shardwright.planner.prepared import Prepared, prepare
+from shardwright.planner.search import Considered, Progress, search_meshes
 
 TOPOLOGY = "v5e:4x4"
 MEMORY = 15e9

@@ -8,8 +8,10 @@ import shardwright as sw
 from shardwright.hardware_profiles.mesh import meshes_for_shape
 from shardwright.hardware_profiles.slices import parse_slice
 from shardwright.planner import prepared
+from shardwright.planner.mesh_solution import Candidate, solve_mesh
+from shardwright.planner.prepared import Prepared, prepare
 from shardwright.planner.repeats import alike_nodes
-from shardwright.planner.search import Candidate, Prepared, prepare, search_meshes, solve_mesh
+from shardwright.planner.search import search_meshes
 
 MEMORY = 15e9
 MESH = meshes_for_shape(parse_slice("v5e:4x4"), {"x": 4, "y": 4})[0]
