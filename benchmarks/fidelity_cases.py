@@ -79,6 +79,8 @@ CASES = {
         Case("mlp, narrow", "v5p:2x2x2", model("mlp", features=2048, hidden=8192)),
         Case("convolutions", "v5e:4x4", lambda: convnet(batch=4096)),
         Case("convolutions, wide", "v5p:2x2x2", lambda: convnet(batch=1024, width=128)),
+        Case("t5-base, 4 layers", "v5e:4x4", model("t5-base", layers=4, batch=128)),
+        Case("translation, 2 layers", "v4:2x2x2", model("transformer-big", layers=2, batch=128)),
         Case("resnet-50", "v4:2x2x4", model("resnet-50", batch=1024)),
     )
 }

@@ -145,9 +145,17 @@ def merge_reduce_and_slice(
     return all(axis.name in whole or axis in slice_step.axes for axis in reduce_axes)
 
 
-def compiled_step(step: Step, nbytes: float, mesh: LogicalMesh) -> tuple[StepKind, float]:
-    """What the TPU compiler makes of a collective on a tensor of `nbytes`, and its seconds."""
+def compiled_step(
+    step: Step, nbytes: float, mesh: LogicalMesh, *, splits_tiles: bool = False
+) -> tuple[StepKind, float]:
+    """What the TPU compiler makes of a collective on a tensor of `nbytes`, and its seconds.
+
+    Args:
+      splits_tiles: as of `compiled_collective`.
+    """
     if step.kind == "all_slice":
         return step.kind, 0.0
-    kind, seconds = compiled_collective(step.kind, nbytes / step.divisor, step.axes, mesh)
+    kind, seconds = compiled_collective(
+        step.kind, nbytes / step.divisor, step.axes, mesh, splits_tiles=splits_tiles
+    )
     return cast(StepKind, kind), seconds

@@ -8,11 +8,16 @@ from typing import cast
 
 import numpy as np
 
-from shardwright.cost_models.collectives import Collective, chosen_algorithm, collective_model
+from shardwright.cost_models.collectives import (
+    Collective,
+    chosen_algorithm,
+    collective_model,
+    splits_lane_tiles,
+)
 from shardwright.cost_models.memory import dtype_bytes
 from shardwright.cost_models.schedule import Stage, When
 from shardwright.hardware_profiles.mesh import AxisRef, LogicalMesh
-from shardwright.planner.collectives import DimAxes, Step, compiled_step
+from shardwright.planner.collectives import DimAxes, Step, compiled_step, shards
 from shardwright.planner.graph import Op, OpGraph, Value
 from shardwright.planner.halo import exchanges
 from shardwright.planner.manual import manual_collectives
@@ -77,12 +82,22 @@ def _price(communication: Communication, mesh: LogicalMesh) -> PricedCollective:
     step = communication.step
     elements = float(np.prod(communication.shape, dtype=np.float64))
     nbytes = elements * dtype_bytes(communication.dtype)
-    kind, seconds = compiled_step(step, nbytes, mesh)
+    splits_tiles = step.kind == "reduce_scatter" and _splits_tiles(communication, mesh)
+    kind, seconds = compiled_step(step, nbytes, mesh, splits_tiles=splits_tiles)
     can_hide = communication.prefetchable and kind == "all_gather"
     size = nbytes / step.divisor
     algorithm = "" if kind == "all_slice" else chosen_algorithm(kind, size, step.axes, mesh)
     stages = _stages(kind, size, seconds, step.axes, mesh)
     return PricedCollective(communication, kind, size, seconds, can_hide, algorithm, stages)
+
+
+def _splits_tiles(scatter: Communication, mesh: LogicalMesh) -> bool:
+    """Whether a reduce-scatter along the last dimension has shards that it cannot halve."""
+    if not scatter.shape or not set(scatter.after[-1]) - set(scatter.before[-1]):
+        return False
+    width = -(-scatter.shape[-1] // shards(scatter.after[-1:], mesh.shape))
+    chip = mesh.slice.chip
+    return bool(splits_lane_tiles(width, dtype_bytes(scatter.dtype), chip))
 
 
 def _stages(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,7 @@ from shardwright.cost_models.collectives import (
     collective_seconds,
     compiled_collective,
     lowered_collective,
+    splits_lane_tiles,
 )
 from shardwright.hardware_profiles.mesh import AxisRef, LogicalMesh
 from shardwright.planner.collectives import Step
@@ -84,7 +86,19 @@ class ReshardCosts:
         reduce, scatter = (self._reductions(kind, shape, nbytes, axes) for kind in _REDUCTIONS)
         numbers = self._changes.numbers(shape, before, after)
         scatters = (self._changes.sliced()[numbers] & mask) == mask
+        scatters &= ~self._splits_tiles(shape, nbytes, mask)[after]
         return np.where(scatters, scatter[before, None], reduce[before, None])
+
+    def _splits_tiles(self, shape: Dims, nbytes: float, mask: int) -> NDArray[np.bool_]:
+        """Whether a scatter over the axes in `mask` becomes an all-reduce, by sharding code."""
+        digits = sharding_digits(len(self._sizes), len(shape))
+        if not shape:
+            return np.zeros(len(digits), dtype=bool)
+        last = digits == len(shape) - 1
+        width = np.ceil(shape[-1] / np.where(last, self._sizes, 1).prod(axis=1))
+        scattered = [a for a in range(len(self._sizes)) if mask >> a & 1]
+        splits = splits_lane_tiles(width, nbytes / prod(shape), self.mesh.slice.chip)
+        return splits & last[:, scattered].any(axis=1)
 
     def _reductions(
         self, kind: Collective, shape: Dims, nbytes: float, axes: tuple[AxisRef, ...]

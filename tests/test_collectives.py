@@ -10,6 +10,7 @@ from shardwright.cost_models.collectives import (
     collective_model,
     collective_seconds,
     lowered_collective,
+    splits_lane_tiles,
 )
 from shardwright.errors import InputError
 from shardwright.hardware_profiles import (
@@ -265,3 +266,18 @@ def test_the_collective_that_the_compiler_emits(case):
         mesh for mesh in enumerate_meshes(parse_slice(topology)) if set(axes) <= set(mesh.shape)
     )
     assert lowered_collective(kind, nbytes, axes, mesh) == lowered
+
+
+# What libtpu made of products of bf16 and f32 whose contraction is cut, scattered along columns.
+@pytest.mark.parametrize(
+    ("chip", "width", "element_bytes", "splits"),
+    [
+        *(("v5e", width, 2, False) for width in (64, 96, 192, 256, 320, 512, 768, 1024)),
+        *(("v5e", width, 2, True) for width in (128, 384, 640)),
+        *((chip, 128, 2, True) for chip in ("v4", "v5p", "v6e")),
+        ("tpu7x", 128, 2, False),
+        ("v5e", 128, 4, False),
+    ],
+)
+def test_which_shards_a_reduce_scatter_cannot_halve(chip, width, element_bytes, splits):
+    assert splits_lane_tiles(width, element_bytes, load_chip(chip)) == splits

@@ -217,6 +217,21 @@ def test_partial_sums_that_are_cut_over_the_same_axis_are_reduce_scattered() -> 
     assert partial(X, WHOLE, COLUMNS) == expected
 
 
+def test_scatter_of_shards_that_no_ring_halves_is_an_all_reduce() -> None:
+    start, end = np.array([code_of(WHOLE, AXES)]), np.array([code_of(COLUMNS, AXES)])
+    for width, element_bytes, kind in (
+        (256, 2, "reduce_scatter"),
+        (128, 4, "reduce_scatter"),
+        (64, 2, "reduce_scatter"),
+        (128, 2, "all_reduce"),
+        (384, 2, "all_reduce"),
+    ):
+        shape = (64, width * AXES["x"])
+        nbytes = float(element_bytes * prod(shape))
+        priced = ReshardCosts(MESH).partial_seconds(shape, nbytes, X, start, end)[0, 0]
+        assert priced == collective_seconds(kind, nbytes, ["x"], MESH)
+
+
 def test_partial_sums_that_are_cut_over_another_axis_are_all_reduced() -> None:
     expected = collective_seconds("all_reduce", NBYTES, ["x"], MESH)
     assert partial(X, WHOLE, ((), ("y",))) == expected
