@@ -15,7 +15,7 @@ three were seen in scheduled programs of libtpu 0.0.42.1.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from shardwright.planner.given import CONSTRAINT
@@ -250,31 +250,33 @@ class _Planner:
         product = begins.name in _MATRIX or begins.id in self._roots
         if begins.loop != last.loop or not (product or last.name == _REDUCE):
             return fusion
-        needed = self._needed_after(fusion, begins.id, host, of_op)
-        if any(hosts.get(other) != host or last.name != _REDUCE for other in needed):
-            return fusion
+        by_rows = False
+        # Asked one by one, for most kernels need one that rules it out, and some need hundreds.
+        for other in self._needed_after(fusion, begins.id, host, of_op):
+            if hosts.get(other) != host or last.name != _REDUCE:
+                return fusion
+            by_rows = True
         hosts[number] = host
-        return replace(fusion, from_registers=frozenset({value}), by_rows=bool(needed))
+        return replace(fusion, from_registers=frozenset({value}), by_rows=by_rows)
 
     def _needed_after(
         self, fusion: Fusion, begins: int, host: int, of_op: dict[int, int]
-    ) -> set[int]:
+    ) -> Iterator[int]:
         """Other kernels after a host begins whose results a kernel needs, the host left out."""
         values, ops = self._graph.values, self._graph.ops
         pending = [v for op in fusion.ops for v in ops[op].operands]
-        inside, seen, found = set(fusion.ops), set(pending), set()
+        inside, seen = set(fusion.ops), set(pending)
         while pending:
             producer = values[pending.pop()].producer
             if producer < begins or of_op.get(producer) == host:
                 continue
             again = all(v in self._transparent for v in ops[producer].results)
             if producer in of_op and producer not in inside and not again:
-                found.add(of_op[producer])
+                yield of_op[producer]
                 continue
             more = [v for v in ops[producer].operands if v not in seen]
             seen.update(more)
             pending += more
-        return found
 
     def _ready(self, read: Read, made_of: dict[int, tuple[int, ...]]) -> int:
         """The program point at which a tensor that is read has been made."""

@@ -66,6 +66,7 @@ class Op:
       detail: what the costs need beyond shapes (reach of a window, replica groups, a kernel's
         own cost), and what the program gives (the axes of a sharding constraint).
       manual: it is inside a `shard_map` region and works on local arrays already.
+      form: equal for operations that have name, rule, detail and types in common.
     """
 
     id: int
@@ -78,7 +79,8 @@ class Op:
     key: OpKey
     source: str
     detail: dict[str, Any] = field(repr=False)
-    manual: bool = False
+    manual: bool
+    form: int = field(repr=False)
 
 
 @dataclass(frozen=True)

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from shardwright.planner import mlir
-from shardwright.planner.given import MANUAL, manual_rule
+from shardwright.planner.given import MANUAL
 from shardwright.planner.graph import Carry, Join, Loop, Op, OpGraph, OpKey, Value
 from shardwright.planner.mlir import ir
-from shardwright.planner.op_detail import cost_detail
+from shardwright.planner.op_forms import STRUCTURED, FormReader
 from shardwright.planner.program import Program
-from shardwright.planner.rules import Rule, RuleReader, operation_name
+from shardwright.planner.rules import Rule
 
 OP_ID = "shardwright.op"
 """Attribute that numbers the operations of a module, so that they are known after passes."""
@@ -45,46 +44,39 @@ def operations(module: Any) -> Iterator[Any]:
 
 def operation_keys(module: Any) -> dict[OpKey, Any]:
     """Every numbered operation of an inlined module by its key."""
-    make_key = _KeyMaker()
-    return {make_key(op): op for op in operations(module)}
+    make_key, locations = _KeyMaker(), mlir.Locations()
+    return {make_key(locations(op.location).name, op.name): op for op in operations(module)}
 
 
 def _operations(block: Any) -> Iterator[Any]:
     for op in mlir.walk_block(block):
-        if op.name in _TERMINATORS:
+        name = op.name
+        if name in _TERMINATORS:
             continue
         yield op
-        for region in _walked_regions(op):
-            for inner in region.blocks:
-                yield from _operations(inner)
-
-
-def _walked_regions(op: Any) -> list[Any]:
-    """The regions whose operations work on whole tensors (a loop's condition does not)."""
-    if op.name == "stablehlo.while":
-        return [op.regions[1]]
-    if op.name in ("stablehlo.if", "stablehlo.case", MANUAL):
-        return list(op.regions)
-    return []
+        if name in STRUCTURED:
+            # The operations of a loop's condition do not work on whole tensors.
+            for region in op.regions[1:] if name == "stablehlo.while" else op.regions:
+                for inner in region.blocks:
+                    yield from _operations(inner)
 
 
 class _KeyMaker:
     """Numbers operations that share a location and a name."""
 
     def __init__(self) -> None:
-        self._seen: Counter[tuple[str, str]] = Counter()
+        self._seen: dict[tuple[str, str], int] = {}
 
-    def __call__(self, op: Any) -> OpKey:
-        pair = (mlir.location_name(op), op.name)
-        self._seen[pair] += 1
-        return OpKey(*pair, self._seen[pair] - 1)
+    def __call__(self, location: str, name: str) -> OpKey:
+        ordinal = self._seen.get((location, name), 0)
+        self._seen[location, name] = ordinal + 1
+        return OpKey(location, name, ordinal)
 
 
 class _Reader:
     """Walks a module once, numbering values and operations."""
 
     def __init__(self, module: Any, mesh: Mapping[str, int]) -> None:
-        self._mesh = mesh
         self._manual = False
         self._main = mlir.main_function(module)
         self._make_key = _KeyMaker()
@@ -94,8 +86,9 @@ class _Reader:
         self._loops: list[Loop | None] = []
         self._joins: list[Join] = []
         self._constants: dict[int, int] = {}
-        self._sources = _SourceLines()
-        self._read_rule = RuleReader()
+        self._types: dict[Any, tuple[tuple[int, ...], str]] = {}
+        self._locations = mlir.Locations()
+        self._read_form = FormReader(mesh)
 
     def read(self, program: Program) -> OpGraph:
         block = mlir.entry_block(self._main)
@@ -117,67 +110,66 @@ class _Reader:
     def _add_value(self, value: Any, producer: int, free: bool) -> int:
         index = len(self._values)
         type_ = value.type
-        ranked = isinstance(type_, ir.RankedTensorType)
-        shape = tuple(type_.shape) if ranked else ()
-        dtype = str(type_.element_type) if ranked else str(type_)
-        self._values.append(Value(index, shape, dtype, producer, free))
+        if type_ not in self._types:
+            self._types[type_] = _shape_and_dtype(type_)
+        self._values.append(Value(index, *self._types[type_], producer, free))
         self._ids[value] = index
         return index
 
     def _read_block(self, block: Any, trips: float, loop: int) -> tuple[int, ...]:
         """Reads the operations of a block; returns the values that it yields."""
         for op in mlir.walk_block(block):
-            if op.name in _TERMINATORS:
+            name = op.name
+            if name in _TERMINATORS:
                 return tuple(self._ids[v] for v in op.operands)
-            self._read_op(op, trips, loop)
+            self._read_op(op, name, trips, loop)
         return ()
 
-    def _read_op(self, op: Any, trips: float, loop: int) -> None:
-        operands = tuple(self._ids[v] for v in op.operands)
+    def _read_op(self, op: Any, name: str, trips: float, loop: int) -> None:
+        ids = self._ids
+        operands = tuple([ids[v] for v in op.operands])
         index = len(self._ops)
-        structured = bool(_walked_regions(op))
-        rule = None if structured else self._read_rule(op)
-        detail = cost_detail(op)
-        if op.name == MANUAL:
-            rule, detail = manual_rule(op, self._mesh)
-        free = not structured and self._is_free(op, rule, operands)
-        key = self._make_key(op)
-        plain = not structured and op.name != MANUAL
+        form = self._read_form(op, name)
+        free = self._is_free(name, form.rule, operands)
+        location = self._locations(op.location)
+        key = self._make_key(location.name, name)
         results: tuple[int, ...] = ()
-        if plain:
-            results = tuple(self._add_value(r, index, free) for r in op.results)
-            if op.name in _CONSTANTS:
+        if name not in STRUCTURED:
+            results = tuple([self._add_value(r, index, free) for r in op.results])
+            if name in _CONSTANTS:
                 self._remember_constant(op, results[0])
         self._ops.append(
             Op(
                 id=index,
-                name=operation_name(op),
+                name=form.name,
                 operands=operands,
                 results=results,
-                rule=rule,
+                rule=form.rule,
                 trips=trips,
                 loop=loop,
                 key=key,
-                source="" if free else self._sources(op),
-                detail=detail,
+                source="" if free else location.source,
+                detail=form.detail,
                 manual=self._manual,
+                form=form.number,
             )
         )
-        if plain:
+        if name not in STRUCTURED:
             return
-        if op.name == "stablehlo.while":
+        if name == "stablehlo.while":
             results = self._read_while(op, index, operands, trips, loop, key)
-        elif op.name == MANUAL:
+        elif name == MANUAL:
             results = self._read_manual(op, index, trips, loop)
         else:
             results = self._read_branches(op, index, trips, loop)
         self._ops[index] = replace(self._ops[index], results=results)
 
-    def _is_free(self, op: Any, rule: Rule | None, operands: tuple[int, ...]) -> bool:
-        if op.name in _SOURCES:
+    def _is_free(self, name: str, rule: Rule | None, operands: tuple[int, ...]) -> bool:
+        if name in _SOURCES:
             return True
-        cheap = rule is not None and rule.passes_through and len(operands) > 0
-        return cheap and all(self._values[o].free for o in operands)
+        if rule is None or not operands or name in STRUCTURED:
+            return False
+        return all(self._values[o].free for o in operands) and rule.passes_through
 
     def _read_while(
         self,
@@ -272,17 +264,10 @@ class _Reader:
         return None if isinstance(owner, ir.Block) else _scalar_integer(owner.operation)
 
 
-class _SourceLines:
-    """Source lines of operations; locations repeat, and printing one is slow."""
-
-    def __init__(self) -> None:
-        self._seen: dict[Any, str] = {}
-
-    def __call__(self, op: Any) -> str:
-        location = op.location
-        if location not in self._seen:
-            self._seen[location] = mlir.source_line(op)
-        return self._seen[location]
+def _shape_and_dtype(type_: Any) -> tuple[tuple[int, ...], str]:
+    if isinstance(type_, ir.RankedTensorType):
+        return tuple(type_.shape), str(type_.element_type)
+    return (), str(type_)
 
 
 def _scalar_integer(op: Any) -> int | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from jax._src.interpreters.mlir import make_ir_context
@@ -208,22 +209,39 @@ def walk_block(block: Any) -> Iterator[Any]:
         yield op.operation
 
 
-def location_name(op: Any) -> str:
-    """The name that JAX gave an operation ("bsd,df->bsf/dot_general"), or "".
+@dataclass(frozen=True)
+class Location:
+    """Where an operation comes from.
 
-    JAX puts "jit(step)/" before it, but not where the function was jitted already; that part is
-    left out, so that a plan of the one is a plan of the other.
+    Attributes:
+      name: that JAX gave it ("bsd,df->bsf/dot_general"), or "". JAX puts "jit(step)/" before it,
+        but not where the function was jitted already; that part is left out, so that a plan of
+        the one is a plan of the other.
+      source: the innermost line of the user's source that made it ("model.py:14"), or "".
     """
-    location = op.location
-    try:
-        return _JITTED.sub("", str(location.name_str))
-    except (AttributeError, ValueError):
-        return ""
+
+    name: str
+    source: str
 
 
-def source_line(op: Any) -> str:
-    """The innermost line of the user's source that made an operation ("model.py:14"), or ""."""
-    match = _FRAME.search(str(op.location))
+class Locations:
+    """Reads locations; those of many operations are equal, and reading one is slow."""
+
+    def __init__(self) -> None:
+        self._known: dict[Any, Location] = {}
+
+    def __call__(self, location: Any) -> Location:
+        """What an MLIR location tells."""
+        key = location.attr
+        if key not in self._known:
+            name = _JITTED.sub("", str(getattr(location, "name_str", "")))
+            self._known[key] = Location(name, source_line(location))
+        return self._known[key]
+
+
+def source_line(location: Any) -> str:
+    """The innermost line of the user's source in a location, or ""."""
+    match = _FRAME.search(str(location))
     return f"{match.group(1)}:{match.group(2)}" if match else ""
 
 

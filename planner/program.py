@@ -323,7 +323,7 @@ def _check_shapes(block: Any, where: str) -> None:
             if isinstance(type_, ir.RankedTensorType) and not type_.has_static_shape:
                 raise InputError(
                     f"{op.name} makes a {type_}, and only tensors of known shape can be planned",
-                    where=mlir.source_line(op) or where,
+                    where=mlir.source_line(op.location) or where,
                     do="Lower the program with concrete shapes",
                 )
         for region in op.regions:

@@ -48,7 +48,9 @@ class Rule:
 
 RuleMaker = Callable[[Any], "Rule | None"]
 _REGISTERED: dict[str, RuleMaker] = {}
-_ATTRIBUTE = "sdy.sharding_rule"
+RULE = "sdy.sharding_rule"
+"""The attribute in which Shardy keeps the rule of an operation."""
+
 _PAD = "stablehlo.pad"
 
 
@@ -76,9 +78,9 @@ class RuleReader:
     def __call__(self, op: Any) -> Rule | None:
         """The sharding rule of an MLIR operation, or None."""
         attributes = op.attributes
-        if _ATTRIBUTE not in attributes:
+        if RULE not in attributes:
             return own_rule(op)
-        attribute = attributes[_ATTRIBUTE]
+        attribute = attributes[RULE]
         shifted = tuple(shift_of(op)) if op.name == _PAD else ()
         if shifted:
             return self._shifting(attribute, shifted)
@@ -137,7 +139,7 @@ def write_own_rule(op: Any, known: Rule | None) -> None:
         ]
         for mappings in (rule.operands, rule.results)
     )
-    op.attributes[_ATTRIBUTE] = sdy.OpShardingRuleAttr.get(
+    op.attributes[RULE] = sdy.OpShardingRuleAttr.get(
         list(rule.sizes),
         operands,
         results,

@@ -15,6 +15,9 @@ from typing import Any
 from shardwright.planner.mlir import ir
 
 _PAD, _CONCATENATE, _SLICE = "stablehlo.pad", "stablehlo.concatenate", "stablehlo.slice"
+ROTATING = (_CONCATENATE, _SLICE)
+"""Operations that are shifts together with those around them."""
+
 _PAD_ATTRIBUTES = ("edge_padding_low", "edge_padding_high", "interior_padding")
 
 
