@@ -15,7 +15,7 @@ three were seen in scheduled programs of libtpu 0.0.42.1.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from shardwright.planner.given import CONSTRAINT
@@ -134,6 +134,7 @@ class _Planner:
         self._followed_by: dict[int, int] = {}
         self._roots: set[int] = set()
         self._origins: dict[int, int] = {}
+        self._resolved: dict[tuple[int, int], tuple[Read, ...]] = {}
         kept = set(self._graph.results)
         for loop in self._graph.loops:
             kept.update(v for carry in loop.carries for v in (carry.init, carry.yielded))
@@ -436,11 +437,17 @@ class _Planner:
         )
         return Fusion(tuple(ops), tuple(reads.values()), writes, max(ops))
 
-    def _resolve(self, read: Read) -> Iterable[Read]:
+    def _resolve(self, read: Read) -> tuple[Read, ...]:
         """What is read from HBM for an operand, looking through what is computed on the fly.
 
         Only within a node: between nodes a tensor may be resharded, so it is read as it is.
         """
+        key = (read.op, read.operand)
+        if key not in self._resolved:
+            self._resolved[key] = self._look_through(read)
+        return self._resolved[key]
+
+    def _look_through(self, read: Read) -> tuple[Read, ...]:
         value = self._graph.ops[read.op].operands[read.operand]
         if self._graph.values[value].free or is_trivial(self._graph.values[value]):
             return ()
@@ -454,7 +461,7 @@ class _Planner:
         for source in self._transparent[value]:
             for inner in self._resolve(source):
                 found[inner.op, inner.operand] = inner
-        return found.values()
+        return tuple(found.values())
 
 
 def is_comparison(graph: OpGraph, op: Op) -> bool:
