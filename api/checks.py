@@ -26,6 +26,7 @@ from shardwright.api.store import Store
 from shardwright.errors import InputError
 from shardwright.hardware_profiles import Slice, meshes_for_shape
 from shardwright.models.choices import combinations
+from shardwright.planner.spec_patterns import OPEN, is_source_line
 
 _MOST_REAL_AXES = 4
 _MOST_PATTERNS = 200
@@ -84,14 +85,16 @@ class Checker:
         if mesh is None:
             # A program whose own shardings name a mesh is planned on that.
             mesh = None if facts is None else facts["mesh"]
-            if mesh is None and (facts is not None or target["program"] is None):
+            known = facts is not None or target["program"] is None
+            if mesh is None and known and any(map(_axes, body.pinned.values())):
                 raise InputError(
                     "pinned shardings name mesh axes, and no mesh is given",
                     where="pinned",
                     do='Give "mesh": {"data": 16, "model": 16} with the axes that the pins name',
                 )
-        if mesh is None:
+        if mesh is None and any(map(_axes, body.pinned.values())):
             return
+        mesh = mesh or {}
         for path, spec in body.pinned.items():
             check_axes(spec, mesh, f"pinned {path}")
         inputs = self._inputs(owner, target)
@@ -224,7 +227,8 @@ def check_axes(spec: Sequence[Sequence[str]], mesh: Mapping[str, int], where: st
     """
     order = list(mesh)
     seen: set[str] = set()
-    for axes in spec:
+    for dim in spec:
+        axes = [axis for axis in dim if axis != OPEN]
         for axis in axes:
             if axis not in mesh or axis in seen:
                 problem = "is used twice" if axis in seen else "is not in the mesh"
@@ -247,12 +251,16 @@ def check_pins(
 ) -> None:
     """Refuses pins of arguments that are not there or that do not divide.
 
+    Patterns, results and source lines are looked up by the job, which has the program.
+
     Raises:
       InputError: no argument has the path, or its shape does not suit the sharding.
     """
     shapes = dict(inputs)
     for path, spec in pinned.items():
         if path not in shapes:
+            if "*" in path or path.startswith("result") or is_source_line(path):
+                continue
             raise InputError(
                 f"the program has no argument {path}",
                 where="pinned",
@@ -342,13 +350,17 @@ def _check_shape(
             do="Give at most one entry a dimension",
         )
     for axes, size in zip(spec, shape, strict=False):
-        parts = prod(mesh[axis] for axis in axes)
+        parts = prod(mesh[axis] for axis in axes if axis != OPEN)
         if size % parts:
             raise InputError(
                 f"a dimension of {size} is cut in {parts} parts, which does not divide",
                 where=where,
                 do="Use axes whose sizes divide the dimension",
             )
+
+
+def _axes(spec: Sequence[Sequence[str]]) -> set[str]:
+    return {axis for dim in spec for axis in dim if axis != OPEN}
 
 
 def _near(text: str, known: Iterable[str]) -> str:

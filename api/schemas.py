@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from datetime import datetime
+from functools import partial
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -18,7 +19,7 @@ from pydantic import (
 )
 
 from shardwright.planner.plan_schema import EstimateModel
-from shardwright.planner.spec_patterns import spec_of_data
+from shardwright.planner.spec_patterns import partial_spec, spec_of_data
 
 _MOST_AXES = 8
 _MOST_PATHS = 10_000
@@ -55,7 +56,7 @@ MeshShape = Annotated[
 Entry = list[str] | str | None
 
 
-def _entries(given: Any) -> Any:
+def _entries(given: Any, *, partial: bool = False) -> Any:
     """A sharding in any of its forms as a list of axes for each dimension."""
     if isinstance(given, str) and len(given) > _LONGEST_SPEC:
         raise ValueError(f"a sharding has at most {_LONGEST_SPEC} characters")
@@ -66,6 +67,8 @@ def _entries(given: Any) -> Any:
         raise ValueError(
             f"a sharding has at most {_MOST_DIMENSIONS} entries of at most {_MOST_AXES} axes"
         )
+    if partial and isinstance(given, str | list):
+        return [list(dim) for dim in partial_spec(given, "sharding")]
     spec = spec_of_data(given, "sharding")
     return [[] if e is None else [e] if isinstance(e, str) else list(e) for e in spec]
 
@@ -79,6 +82,15 @@ SpecEntries = Annotated[
     ),
 ]
 Specs = Annotated[dict[PathText, SpecEntries], Field(max_length=_MOST_PATHS)]
+PinEntries = Annotated[
+    list[list[Literal["?"] | AxisName]],
+    BeforeValidator(partial(_entries, partial=True), json_schema_input_type=str | list[Entry]),
+    Field(
+        description='a sharding as elsewhere, where "?" is a dimension left to the planner, and '
+        '"data+?" one that more axes than data may shard; as lists, [["?"], ["data", "?"]]'
+    ),
+]
+Pins = Annotated[dict[PathText, PinEntries], Field(max_length=_MOST_PATHS)]
 
 
 def _plain_options(options: dict[str, Any]) -> dict[str, Any]:
@@ -184,9 +196,11 @@ class PlanRequest(_Planned):
 
     topology: ShortText = Field(description="a slice, such as v5e:16x16 or 2*v5p:4x4x4")
     mesh: MeshShape | None = Field(None, description="the logical mesh; searched for where null")
-    pinned: Specs = Field(
+    pinned: Pins = Field(
         default_factory=dict,
-        description="path of an argument -> the sharding that it must keep; needs mesh",
+        description="path of an argument ([0]['w'], with * of several) or of a result "
+        "(result[0]['w']), or source line (train.py:33) -> the sharding that it must have; needs "
+        "mesh where it names axes",
     )
     memory_fraction: float = Field(
         0.9, gt=0, le=1, description="part of a device's memory that may be used"

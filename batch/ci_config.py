@@ -65,8 +65,9 @@ class Job(_Table):
       options: of a reference model.
       topologies: slices to plan it for.
       mesh: axis -> size, where the mesh must be this one.
-      pinned: path of an argument -> its sharding: one entry a dimension ("None", an axis or a list
-        of axes), or all in one text, "data,None".
+      pinned: path of an argument or result, or source line -> its sharding: one entry a dimension
+        ("None", an axis or a list of axes, "?" last where more may be added), or all in one text,
+        "data,None".
       state: patterns of the paths of saved state ("*" is any text); where empty, the arguments
         whose buffers results take over.
       memory_fraction, time_limit_s, seed: as for `plan`.

@@ -178,7 +178,9 @@ def _task(unit: _Unit) -> _Work | Failure:
     try:
         chip = parse_slice(unit.topology).chip
         state = _state_paths(traced.program, job)
-        pins = {p: spec_of_data(spec, f"pinned {p}") for p, spec in job.pinned.items()}
+        pins = {
+            p: spec_of_data(spec, f"pinned {p}", partial=True) for p, spec in job.pinned.items()
+        }
     except InputError as error:
         return failure_of(error)
     task = PlanTask(

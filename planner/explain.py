@@ -21,12 +21,14 @@ from shardwright.planner.constraints import Demand, Site, ValueConstraint
 from shardwright.planner.evaluation import Evaluation, evaluate_partitioned
 from shardwright.planner.explain_targets import Target, find_targets
 from shardwright.planner.fixed import fixed_strategies
-from shardwright.planner.partitioned import partition
+from shardwright.planner.partitioning import partition
+from shardwright.planner.pins import Pin, resolved_pins
 from shardwright.planner.plan_diff import CostChange, cost_changes
 from shardwright.planner.plan_schema import Spec
 from shardwright.planner.prepared import Prepared, prepare
 from shardwright.planner.program import Program
 from shardwright.planner.search import search_meshes
+from shardwright.planner.spec_patterns import spec_text
 
 if TYPE_CHECKING:
     from shardwright.hardware_profiles.mesh import LogicalMesh
@@ -86,6 +88,7 @@ class Explanation(_Model):
     also: list[str] = Field(description="others that the same name matches")
     mesh_axes: dict[str, int]
     spec: Spec = Field(description="as planned")
+    pinned: str = Field(default="", description="the pins that fix it, or nothing")
     step_time_s: float
     alternatives: list[Alternative] = Field(description="fastest first, the plan's own left out")
     left_out: int = Field(description="alternatives beyond those that were priced")
@@ -150,6 +153,7 @@ def explain(
         also=[other.name for other in targets[1:]],
         mesh_axes=dict(data.mesh_axes),
         spec=_spec(sharding),
+        pinned=bench.pins_of(target),
         step_time_s=planned.step_s,
         alternatives=alternatives,
         left_out=max(0, len(candidates) - _MOST_ALTERNATIVES),
@@ -225,6 +229,19 @@ class _Bench:
             return self.ins[target.index]
         return self.constraints[target.place or 0].made
 
+    def pins_of(self, target: Target) -> str:
+        """The pins that fix the target."""
+        node = self._prepared.nodes.producers[self._value(target)].node
+        return ", ".join(
+            f"{pin.name} as {spec_text(pin.spec)}"
+            for pin in self._pins()
+            if any(port.node == node for port in pin.ports)
+        )
+
+    def _pins(self) -> tuple[Pin, ...]:
+        pinned = {name: tuple(map(tuple, spec)) for name, spec in self._data.options.pinned.items()}
+        return resolved_pins(self._program, self._prepared.nodes, pinned)
+
     # -- prices --------------------------------------------------------------------------------
 
     def price(
@@ -293,21 +310,12 @@ class _Bench:
         return self._told(best.evaluation, moved), ""
 
     def _fixed(self, target: Target, sharding: DimAxes, mesh: LogicalMesh) -> FixedStrategies:
-        from shardwright.planner.plan_data import dim_axes
-
         nodes = self._prepared.nodes
-        pins = {path: dim_axes(spec) for path, spec in self._data.options.pinned.items()}
-        if target.index is not None:
-            pins[self._program.inputs[target.index].path] = sharding
-        fixed = fixed_strategies(self._program, nodes, pins, mesh)
-        if target.index is None:
-            port = nodes.producers[self._value(target)]
-            factors: dict[str, int | None] = dict.fromkeys(mesh.shape, None)
-            for factor, axes in zip(port.dims, sharding, strict=True):
-                for axis in axes:
-                    factors[axis.name] = factor[0] if factor else -1
-            fixed[port.node] = tuple(factors.values())
-        return fixed
+        port = nodes.producers[self._value(target)]
+        # What is asked about takes the place of what pins it.
+        kept = [p for p in self._pins() if all(one.node != port.node for one in p.ports)]
+        asked = tuple(tuple(axis.name for axis in dim) for dim in sharding)
+        return fixed_strategies(nodes, [*kept, Pin(target.name, asked, (port,))], mesh)
 
     def _told(self, evaluation: Evaluation, moved: int) -> Price:
         from shardwright.planner.plan_making import estimate_model

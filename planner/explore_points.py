@@ -138,7 +138,7 @@ class _Bench:
             prepared,
             meshes_on(at.slice, prepared.program.mesh_axes),
             limit,
-            fixed_on=lambda m: fixed_strategies(prepared.program, prepared.nodes, {}, m),
+            fixed_on=lambda m: fixed_strategies(prepared.nodes, (), m),
             time_limit_s=task.time_limit_s,
             seed=task.seed,
             on_progress=report,
@@ -152,7 +152,7 @@ class _Bench:
     ) -> Candidate | None:
         """A plan on a mesh that takes less than the cutoff, where there is one."""
         prepared = self.prepared
-        fixed = fixed_strategies(prepared.program, prepared.nodes, {}, mesh)
+        fixed = fixed_strategies(prepared.nodes, (), mesh)
         problem = prepared.problem(mesh, fixed)
         cutoff *= 1 - _GAP
         seconds, seed = _SECONDS_A_MESH, task.seed
@@ -168,7 +168,7 @@ class _Bench:
     def _restored(self, mesh: LogicalMesh, choices: tuple[int, ...]) -> _Kept:
         """A plan of another process."""
         prepared = self.prepared
-        fixed = fixed_strategies(prepared.program, prepared.nodes, {}, mesh)
+        fixed = fixed_strategies(prepared.nodes, (), mesh)
         solution = Solution(choices, 0.0, -math.inf, math.inf, "feasible", 0.0, 0.0, None)
         return _kept(evaluate_choices(prepared, prepared.problem(mesh, fixed), solution))
 

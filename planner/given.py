@@ -15,6 +15,7 @@ from shardwright.errors import InputError
 from shardwright.planner.collectives import DimAxes, parse_axes
 from shardwright.planner.mlir import ir, sdy
 from shardwright.planner.rules import DimFactors, Rule
+from shardwright.planner.spec_patterns import OPEN
 
 CONSTRAINT = "sdy.sharding_constraint"
 MANUAL = "sdy.manual_computation"
@@ -54,9 +55,14 @@ def check_mesh(given: Mapping[str, int] | None, mesh: Mapping[str, int] | None) 
 
 
 def constraint_detail(op: Any) -> dict[str, Any]:
-    """What a sharding constraint gives: axes by dimension, and whether others may be added."""
+    """What a sharding constraint gives: a partial spec, and axes that must not be used at all."""
     text = str(op.attributes["sharding"])
-    return {"given": dimension_axes(text), "open": "?" in text}
+    _, _, after = text.partition("]")
+    dims = tuple(
+        tuple(axis.name for axis in parse_axes(dim)) + ((OPEN,) if "?" in dim else ())
+        for dim in _dimensions(text)
+    )
+    return {"given": dims, "replicated": tuple(axis.name for axis in parse_axes(after))}
 
 
 def manual_rule(op: Any, mesh: Mapping[str, int]) -> tuple[Rule, dict[str, Any]]:
@@ -77,14 +83,17 @@ def manual_rule(op: Any, mesh: Mapping[str, int]) -> tuple[Rule, dict[str, Any]]
     split = len(op.operands)
     rule = Rule(sizes, tuple(mappings[:split]), tuple(mappings[split:]))
     axis_factor = {name: f for names, f in factors.items() for name in names}
-    return rule, {"axis_factor": axis_factor, "open": True}
+    return rule, {"axis_factor": axis_factor}
 
 
 def dimension_axes(text: str) -> DimAxes:
     """The axes on each dimension of a sharding that may be open or have priorities."""
+    return tuple(parse_axes(dim) for dim in _dimensions(text))
+
+
+def _dimensions(text: str) -> list[str]:
     inside = text[text.index("[") + 1 :]
-    dims = inside[: inside.index("]")].split("}")[:-1]
-    return tuple(parse_axes(dim) for dim in dims)
+    return inside[: inside.index("]")].split("}")[:-1]
 
 
 def replica_groups(op: Any) -> dict[str, Any]:

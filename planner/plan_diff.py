@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from shardwright.cost_models.memory import dtype_bytes
 from shardwright.planner.plan_schema import EstimateModel, PlanModel, Spec, TensorModel
+from shardwright.planner.spec_patterns import spec_text
 
 _SAME = 1e-9
 """Seconds below which a difference is none."""
@@ -141,8 +142,7 @@ def reasons(a: PlanModel, b: PlanModel) -> list[str]:
         found.append(f"the hardware profile: {', '.join(fields)}")
     options_a, options_b = (p.options.model_dump(exclude={"topology"}) for p in (a, b))
     found += [
-        f"the option {key}: {options_a[key]} -> {options_b[key]}"
-        for key in _differing(options_a, options_b)
+        _option(key, options_a[key], options_b[key]) for key in _differing(options_a, options_b)
     ]
     versions_a, versions_b = a.versions.model_dump(), b.versions.model_dump()
     found += [
@@ -150,6 +150,18 @@ def reasons(a: PlanModel, b: PlanModel) -> list[str]:
         for key in _differing(versions_a, versions_b)
     ]
     return found
+
+
+def _option(key: str, a: Any, b: Any) -> str:
+    """An option of two plans; of pins those that differ, in short form."""
+    if key != "pinned":
+        return f"the option {key}: {a} -> {b}"
+    keys = _differing(a, b)
+    before, after = (
+        ", ".join(f"{key} as {spec_text(pins[key])}" for key in keys if key in pins) or "none"
+        for pins in (a, b)
+    )
+    return f"the option pinned: {before} -> {after}"
 
 
 def _differing(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:

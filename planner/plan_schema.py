@@ -290,7 +290,9 @@ class OptionsModel(_Model):
 
     topology: str
     mesh: dict[str, int] | None
-    pinned: dict[str, Spec]
+    pinned: dict[str, Spec] = Field(
+        description='path or source line -> axes by dimension; "?" last where more may be added'
+    )
     memory_fraction: float
     time_limit_s: float
     seed: int

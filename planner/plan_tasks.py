@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from shardwright.planner.program import Program
     from shardwright.planner.search import Progress
 
-Pins = Mapping[str, tuple[Any, ...]]
-"""Path of an argument -> the entries of its PartitionSpec."""
+Pins = Mapping[str, Sequence[Any]]
+"""Path or source line -> a sharding with an entry a dimension, as `plan` takes it."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,6 @@ def run(payload: tuple[PlanTask, str | None], report: Callable[[Progress], None]
     Raises:
       ShardwrightError: as `plan` does.
     """
-    from jax.sharding import PartitionSpec
-
     from shardwright.hardware_profiles.chip import parse_chip
     from shardwright.planner.planning import plan
 
@@ -62,7 +60,7 @@ def run(payload: tuple[PlanTask, str | None], report: Callable[[Progress], None]
         task.program,
         topology=task.topology,
         mesh=task.mesh,
-        pinned={path: PartitionSpec(*spec) for path, spec in task.pinned.items()},
+        pinned=task.pinned,
         memory_fraction=task.memory_fraction,
         time_limit_s=task.time_limit_s,
         seed=task.seed,

@@ -13,16 +13,14 @@ from shardwright.errors import InputError
 from shardwright.hardware_profiles.chip import ChipProfile
 from shardwright.hardware_profiles.mesh import LogicalMesh, enumerate_meshes, meshes_for_shape
 from shardwright.hardware_profiles.slices import Slice, parse_slice
-from shardwright.planner.collectives import DimAxes
 from shardwright.planner.compiling import check_libtpu
 from shardwright.planner.evaluation import Evaluation
 from shardwright.planner.fixed import fixed_strategies
 from shardwright.planner.given import check_mesh
 from shardwright.planner.logical_names import logical_names_of
 from shardwright.planner.named_layout import LogicalAxes, layout_model, named_layout
-from shardwright.planner.pins import specs_by_path
+from shardwright.planner.pins import checked_pins, resolved_pins
 from shardwright.planner.plan import Plan
-from shardwright.planner.plan_data import spec_of
 from shardwright.planner.plan_making import make_plan
 from shardwright.planner.plan_schema import OptionsModel, VariantModel
 from shardwright.planner.prepared import prepare
@@ -31,6 +29,7 @@ from shardwright.planner.refine import Entrant
 from shardwright.planner.refine import refine as refine_plans
 from shardwright.planner.requests import PlanRequest, checked
 from shardwright.planner.search import Progress, SearchResult, search_below, search_meshes
+from shardwright.planner.spec_patterns import PartialSpec
 from shardwright.planner.tracing import in_mesh
 from shardwright.planner.variants import (
     Form,
@@ -52,7 +51,7 @@ def plan(
     variants: Variants | None = None,
     donate_argnums: int | Sequence[int] = (),
     mesh: Mapping[str, int] | None = None,
-    pinned: Mapping[str, PartitionSpec | str] | None = None,
+    pinned: Mapping[str, PartitionSpec | str | Sequence[Any]] | None = None,
     memory_fraction: float = 0.9,
     time_limit_s: float = 12.0,
     seed: int = 0,
@@ -76,8 +75,10 @@ def plan(
         `plan.data.variants` tells what became of the others.
       donate_argnums: arguments whose buffers the results take over, as for `jax.jit`.
       mesh: the logical mesh to use, axis name -> size; searched for where None.
-      pinned: path of an argument -> PartitionSpec that it must keep, also in text, "None,data";
-        needs `mesh`.
+      pinned: path of an argument ("[0]['w']"; with "*" of several) or result ("result[0]"), or
+        source line that makes a tensor ("train.py:33") -> the PartitionSpec that it must have, also
+        in text, "None,data". A dimension with `P.UNCONSTRAINED`, or "?" in text, is left to the
+        planner. Needs `mesh` where it names axes.
       memory_fraction: part of a device's HBM that the program may use.
       time_limit_s: seconds to search further meshes after the first, which is always planned;
         where there are variants, as many again for the other meshes of the others.
@@ -140,7 +141,7 @@ def plan(
             OptionsModel(
                 topology=topology,
                 mesh=None if subject.mesh is None else dict(subject.mesh),
-                pinned={path: spec_of(sharding) for path, sharding in subject.pins.items()},
+                pinned={name: [list(dim) for dim in spec] for name, spec in subject.pins.items()},
                 memory_fraction=memory_fraction,
                 time_limit_s=time_limit_s,
                 seed=asked.seed,
@@ -173,7 +174,7 @@ class _Subject:
     variant: Variant
     form: Form
     mesh: Mapping[str, int] | None
-    pins: Mapping[str, DimAxes] = field(repr=False)
+    pins: Mapping[str, PartialSpec] = field(repr=False)
 
 
 _Ranked = tuple[_Subject, SearchResult]
@@ -201,8 +202,9 @@ def _subject(label: str, variant: Variant, asked: PlanRequest, on: Slice) -> _Su
     program = _program(variant.fn, variant.args, donated, asked.mesh)
     check_mesh(program.mesh_axes, asked.mesh)
     mesh = asked.mesh or program.mesh_axes
-    pins = specs_by_path(program, asked.pinned or {}, mesh)
+    pins = checked_pins(program, asked.pinned or {}, mesh)
     prepared = prepare(program)
+    resolved = resolved_pins(program, prepared.nodes, pins)
     if asked.layout == "named":
         axes = asked.logical_axes
         axes = logical_names_of(variant.args) if axes is None else axes
@@ -211,7 +213,7 @@ def _subject(label: str, variant: Variant, asked: PlanRequest, on: Slice) -> _Su
         label,
         prepared,
         meshes_on(on, mesh),
-        lambda m: fixed_strategies(program, prepared.nodes, pins, m),
+        lambda m: fixed_strategies(prepared.nodes, resolved, m),
         variant.tokens_per_step or 1.0,
     )
     return _Subject(variant, form, mesh, pins)

@@ -39,6 +39,7 @@ from shardwright.planner.skeleton import (
 )
 from shardwright.planner.solver import Edge, MemoryTerm, Problem
 from shardwright.planner.strategies import (
+    Allowed,
     IntArray,
     assignments,
     codes,
@@ -48,8 +49,8 @@ from shardwright.planner.strategies import (
 from shardwright.planner.unsound import sound
 
 FloatArray = NDArray[np.float64]
-Fixed = Mapping[int, tuple[int | None, ...]]
-"""Node id -> for each mesh axis the factor it must have (-1: none), or None where it is free."""
+Fixed = Mapping[int, Allowed]
+"""Node id -> what its strategies may be, where something is given."""
 
 
 @dataclass(frozen=True)
@@ -257,7 +258,7 @@ class _Strategies:
         self._graph = nodes.graph
         self._axis_sizes = axis_sizes
         self._fixed = fixed
-        self._known: dict[tuple[Kind, tuple[int | None, ...]], IntArray] = {}
+        self._known: dict[tuple[Kind, Allowed], IntArray] = {}
 
     def __call__(self, node: int, kind: Kind) -> IntArray:
         given = self._fixed.get(node, ())
@@ -265,7 +266,7 @@ class _Strategies:
             self._known[kind, given] = self._find(kind, given)
         return self._known[kind, given]
 
-    def _find(self, kind: Kind, given: tuple[int | None, ...]) -> IntArray:
+    def _find(self, kind: Kind, given: Allowed) -> IntArray:
         rows = assignments(
             kind.sizes, kind.shardable, kind.exact, kind.split_dims, self._axis_sizes, given
         )
@@ -433,10 +434,8 @@ class _Pricer:
         gathers, others = self._costs.seconds(shape, nbytes, before, after)
         if reshard.partial:
             masks = partial_masks(self._rows[a], reshard.partial)
-            for mask in np.unique(masks[masks > 0]):
-                at = masks == mask
-                extra = self._costs.partial_seconds(shape, nbytes, int(mask), before[at], after)
-                others[at] += extra / reshard.added_up
+            extra = self._costs.partial_seconds(shape, nbytes, masks, before, after)
+            others += extra / reshard.added_up
         return gathers, others
 
     # -- memory --------------------------------------------------------------------------------

@@ -14,13 +14,14 @@ from collections.abc import Hashable, Mapping
 from typing import TypeVar
 
 from shardwright.planner.skeleton import Skeleton
+from shardwright.planner.strategies import Allowed
 
 ROUNDS = 4
 _K = TypeVar("_K", bound=Hashable)
 
 
 def alike_nodes(
-    skeleton: Skeleton, fixed: Mapping[int, tuple[int | None, ...]], rounds: int = ROUNDS
+    skeleton: Skeleton, fixed: Mapping[int, Allowed], rounds: int = ROUNDS
 ) -> tuple[int, ...]:
     """A class for every node; nodes of one class have equal strategies and alike surroundings.
 

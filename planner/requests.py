@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from operator import index
 from typing import Annotated, Any, Literal, TypeVar
 
-from jax.sharding import PartitionSpec
 from pydantic import (
     BaseModel,
     BeforeValidator,
@@ -18,7 +17,7 @@ from pydantic import (
 
 from shardwright.errors import InputError
 from shardwright.hardware_profiles.chip import ChipProfile
-from shardwright.planner.spec_patterns import parse_spec
+from shardwright.planner.spec_patterns import PartialSpec, partial_spec
 
 
 def _whole(value: Any) -> Any:
@@ -46,13 +45,10 @@ def _shape(value: Any) -> Any:
 
 
 def _specs(value: Any) -> Any:
-    """Shardings by path; those in text as PartitionSpecs."""
+    """Shardings by path or source line, in one form."""
     if not isinstance(value, Mapping):
         return value
-    return {
-        path: PartitionSpec(*parse_spec(spec, f"pinned {path}")) if isinstance(spec, str) else spec
-        for path, spec in value.items()
-    }
+    return {path: partial_spec(spec, f"pinned {path}") for path, spec in value.items()}
 
 
 def _profile(value: Any) -> Any:
@@ -83,7 +79,7 @@ class PlanRequest(_Request):
     """The options of `plan`, as documented there."""
 
     mesh: _Shape | None
-    pinned: Annotated[dict[StrictStr, PartitionSpec], BeforeValidator(_specs)] | None
+    pinned: Annotated[dict[StrictStr, PartialSpec], BeforeValidator(_specs)] | None
     memory_fraction: Annotated[_Number, Field(gt=0, le=1)]
     time_limit_s: Annotated[_Number, Field(gt=0)]
     seed: Annotated[_Whole, Field(ge=0)]

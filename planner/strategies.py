@@ -20,6 +20,8 @@ from shardwright.planner.rules import DimFactors
 
 IntArray = NDArray[np.int64]
 REPLICATED = -1
+Allowed = tuple[frozenset[int] | None, ...]
+"""For each mesh axis the factors that it may be assigned to (-1: none), or None for any."""
 
 
 @lru_cache(maxsize=4096)
@@ -29,7 +31,7 @@ def assignments(
     exact: bool,
     split_dims: frozenset[tuple[int, ...]],
     axis_sizes: tuple[int, ...],
-    fixed: tuple[int | None, ...] = (),
+    allowed: Allowed = (),
 ) -> IntArray:
     """All strategies of a node, shape (strategies, axes), the unsharded one first.
 
@@ -41,14 +43,13 @@ def assignments(
         sharded where the factors above it are sharded whole, and with axes that come later in
         the mesh, so that the dimension's sharding can be written.
       axis_sizes: sizes of the mesh axes.
-      fixed: for each axis the factor it must have (-1: none), or None where it is free.
+      allowed: where something is given, what each axis may be assigned to.
     """
     axes = len(axis_sizes)
     choices = []
     for axis in range(axes):
-        wanted = fixed[axis] if fixed else None
-        free = [REPLICATED, *sorted(shardable)]
-        choices.append(free if wanted is None else [wanted])
+        wanted = allowed[axis] if allowed else None
+        choices.append(sorted({REPLICATED, *shardable} if wanted is None else wanted))
     even = {f for dim in split_dims for f in dim}
     rows = [
         row

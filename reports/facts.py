@@ -19,6 +19,7 @@ from shardwright.planner.plan_schema import (
     TensorModel,
     VariantModel,
 )
+from shardwright.planner.spec_patterns import spec_text
 
 _PLACED = re.compile(r"(?P<what>.+) at (?P<source>\S.*:\d+)")
 
@@ -182,3 +183,13 @@ def split_source(name: str) -> tuple[str, str]:
     """A buffer's name as what it is and the source line it comes from, "" where there is none."""
     match = _PLACED.fullmatch(name)
     return (match["what"], match["source"]) if match else (name, "")
+
+
+def other_pins(plan: PlanModel) -> list[str]:
+    """Pins of what is no argument: of results, and of what source lines make."""
+    arguments = {tensor.path for tensor in plan.program.inputs}
+    return [
+        f"{name} as {spec_text(spec)}"
+        for name, spec in plan.options.pinned.items()
+        if name not in arguments
+    ]

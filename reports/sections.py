@@ -15,6 +15,7 @@ from shardwright.planner.plan_schema import PlanModel, TensorModel
 from shardwright.reports import views
 from shardwright.reports.facts import (
     group_collectives,
+    other_pins,
     ranked_variants,
     seconds_by_kind,
     short_source,
@@ -217,6 +218,7 @@ def _sharding_context(plan: PlanModel) -> dict[str, Any]:
         "aliased": len(aliased),
         "leaf_count": leaves,
         "open_all": leaves <= _OPEN_ALL_UP_TO,
+        "other_pins": other_pins(plan),
         "constraints": views.constraint_rows(plan.constraints),
     }
 

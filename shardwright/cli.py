@@ -102,8 +102,10 @@ def plan(
         list[str] | None,
         typer.Option(
             metavar="PATH=SPEC",
-            help="A sharding that must stay: for each dimension None, an axis, or axes joined by "
-            "+, as in \"\\[0]\\['w']=None,data\". Repeatable; needs --mesh.",
+            help="A sharding that must be kept, of arguments by path (* is any text), of results "
+            "(result\\[0]) or of what a source line makes (train.py:33): for each dimension None, "
+            "an axis, axes joined by +, or ? to leave it open, as in \"\\[0]\\['w']=None,data\" or "
+            "train.py:33=data,?. Repeatable; needs --mesh.",
         ),
     ] = None,
     memory_fraction: options.MemoryFraction = 0.9,
@@ -171,7 +173,7 @@ def plan(
         asked: dict[str, Any] = {
             "topology": topology,
             "mesh": axes,
-            "pinned": {path: specs.partition_spec(spec) for path, spec in pins.items()},
+            "pinned": pins,
             "memory_fraction": memory_fraction,
             "time_limit_s": time_limit,
             "seed": seed,

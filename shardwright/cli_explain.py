@@ -90,6 +90,7 @@ def explanation_view(found: Explanation, everything: bool = False) -> Renderable
         Text(
             f"planned as {spec_text(found.spec)}, in a step of {quantity(found.step_time_s, 's')}"
         ),
+        *([Text(f"it is pinned: {found.pinned}", "yellow")] if found.pinned else []),
         Text(_verdict(found.alternatives)),
         Text(),
     ]

@@ -19,6 +19,7 @@ from shardwright.reports.facts import (
     chosen_mesh,
     group_collectives,
     local_bytes,
+    other_pins,
     ranked_meshes,
     ranked_variants,
     standing,
@@ -363,6 +364,7 @@ def _notes(plan: PlanModel, everything: bool) -> tuple[RenderableType, ...]:
         ("Replicated for want of a sharding rule", "yellow", plan.replicated_ops),
         ("Kernels of unknown FLOPs, counted by their bytes alone", "yellow", plan.unpriced_ops),
         ("Assumed", "yellow", plan.assumptions),
+        ("Pinned besides arguments", "", other_pins(plan)),
         ("Compiler options", "", options),
     ):
         if notes:

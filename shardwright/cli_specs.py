@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 from shardwright.errors import InputError
 from shardwright.planner.spec_patterns import (
     SPEC_HELP,
+    PartialSpec,
     Spec,
-    parse_spec,
+    partial_spec,
     spec_of_data,
     tree_specs,
 )
@@ -46,25 +47,25 @@ def parse_mesh(text: str) -> dict[str, int]:
     return mesh
 
 
-def parse_pin(text: str) -> tuple[str, Spec]:
-    """A pinned sharding, "PATH=SPEC"; see `parse_spec`."""
+def parse_pin(text: str) -> tuple[str, PartialSpec]:
+    """A pinned sharding, "PATH=SPEC" or "FILE:LINE=SPEC"; see `partial_spec`."""
     path, equals, spec = text.rpartition("=")
     if not equals or not path:
         raise InputError(
             f"{text!r} is not PATH=SPEC",
             where="--pin",
-            do="Write --pin \"[0]['params']['embedding']=model,None\"",
+            do="Write --pin \"[0]['params']['embedding']=model,None\" or --pin train.py:33=data,?",
         )
-    return path.strip(), parse_spec(spec, where=f"--pin {path}")
+    return path.strip(), partial_spec(spec, where=f"--pin {path}")
 
 
-def parse_pins(texts: Sequence[str]) -> dict[str, Spec]:
-    """Every --pin, by path.
+def parse_pins(texts: Sequence[str]) -> dict[str, PartialSpec]:
+    """Every --pin, by path or source line.
 
     Raises:
       InputError: one is malformed, or two give one path different shardings.
     """
-    pins: dict[str, Spec] = {}
+    pins: dict[str, PartialSpec] = {}
     for text in texts:
         path, spec = parse_pin(text)
         if pins.setdefault(path, spec) != spec:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from shardwright.planner.plan import Plan
     from shardwright.planner.program import Program
     from shardwright.planner.search import Progress
+    from shardwright.planner.spec_patterns import PartialSpec
 
 
 class PlanOptions(TypedDict, total=False):
@@ -32,7 +33,7 @@ class PlanOptions(TypedDict, total=False):
     choices: Mapping[str, Sequence[Any] | str]
     donate_argnums: int | Sequence[int]
     mesh: Mapping[str, int] | None
-    pinned: Mapping[str, PartitionSpec | str] | None
+    pinned: Mapping[str, PartitionSpec | str | Sequence[Any]] | None
     memory_fraction: float
     time_limit_s: float
     seed: int
@@ -93,7 +94,7 @@ def ask_plan(
     choices: Mapping[str, Sequence[Any] | str] | None = None,
     donate_argnums: int | Sequence[int] = (),
     mesh: Mapping[str, int] | None = None,
-    pinned: Mapping[str, PartitionSpec | str] | None = None,
+    pinned: Mapping[str, PartitionSpec | str | Sequence[Any]] | None = None,
     memory_fraction: float = 0.9,
     time_limit_s: float = 12.0,
     seed: int = 0,
@@ -110,8 +111,7 @@ def ask_plan(
     """
     from shardwright.hardware_profiles.slices import parse_slice
     from shardwright.planner.given import check_mesh
-    from shardwright.planner.pins import specs_by_path
-    from shardwright.planner.plan_data import spec_of
+    from shardwright.planner.pins import checked_pins
     from shardwright.planner.requests import PlanRequest, checked
 
     asked = checked(
@@ -148,15 +148,15 @@ def ask_plan(
                 option: values if isinstance(values, str) else list(values)
                 for option, values in choices.items()
             }
-        body["pinned"] = {path: _entries(spec) for path, spec in (asked.pinned or {}).items()}
+        body["pinned"] = _pinned(asked.pinned or {})
         return Asked(body, None, labels)
     if model_flops:
         body["model_flops"] = model_flops
     named = {**(options or {}), **(choices or {})}
     program = _trace(target, args, named, donate_argnums, asked.mesh)
     check_mesh(program.mesh_axes, asked.mesh)
-    pins = specs_by_path(program, asked.pinned or {}, asked.mesh or program.mesh_axes)
-    body["pinned"] = {path: spec_of(sharding) for path, sharding in pins.items()}
+    pins = checked_pins(program, asked.pinned or {}, asked.mesh or program.mesh_axes)
+    body["pinned"] = _pinned(pins)
     return Asked(body, program, labels)
 
 
@@ -267,6 +267,10 @@ def _model(name: str, args: Sequence[Any], options: Mapping[str, Any] | None) ->
             "a reference model has its own arguments", where=name, do="Give its options only"
         )
     return {"name": name, "options": dict(options or {})}
+
+
+def _pinned(pins: Mapping[str, PartialSpec]) -> dict[str, list[list[str]]]:
+    return {name: [list(dim) for dim in spec] for name, spec in pins.items()}
 
 
 def _entries(spec: PartitionSpec) -> list[list[str]]:

@@ -139,7 +139,7 @@ def _problem(name: str) -> Any:
     program = sw.Program.trace(fn, *args)
     prepared = prepare(program)
     (mesh, *_) = meshes_for_shape(parse_slice("v5e:2x4"), MESH)
-    fixed = fixed_strategies(program, prepared.nodes, {}, mesh)
+    fixed = fixed_strategies(prepared.nodes, (), mesh)
     problem = build_problem(prepared.nodes, prepared.fusions, prepared.buffers, mesh, fixed)
     return prepared, problem
 

@@ -26,10 +26,10 @@ def rows_of(
     shardable: set[int] | None = None,
     exact: bool = False,
     split: frozenset[tuple[int, ...]] = NONE,
-    fixed: tuple[int | None, ...] = (),
+    allowed: tuple[frozenset[int] | None, ...] = (),
 ) -> set[tuple[int, ...]]:
     factors = frozenset(range(len(sizes)) if shardable is None else shardable)
-    rows = assignments(sizes, factors, exact, split, axis_sizes, fixed)
+    rows = assignments(sizes, factors, exact, split, axis_sizes, allowed)
     found = [tuple(row) for row in rows.tolist()]
     assert len(set(found)) == len(found)
     return set(found)
@@ -80,8 +80,9 @@ def test_merged_dimensions_are_cut_evenly() -> None:
 
 
 def test_fixed_axes_keep_their_factor() -> None:
-    assert rows_of((8, 8), (2, 2), fixed=(1, None)) == {(1, -1), (1, 0), (1, 1)}
-    assert rows_of((8, 8), (2, 2), fixed=(-1, 0)) == {(-1, 0)}
+    one, none, either = frozenset({1}), frozenset({-1}), frozenset({-1, 0})
+    assert rows_of((8, 8), (2, 2), allowed=(one, None)) == {(1, -1), (1, 0), (1, 1)}
+    assert rows_of((8, 8), (2, 2), allowed=(none, either)) == {(-1, -1), (-1, 0)}
 
 
 def test_codes_count_in_base_rank_plus_one() -> None:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from jax._src.export import _export
-from jax.sharding import PartitionSpec
 
 from shardwright.errors import InputError
 from shardwright.hardware_profiles.chip import ChipProfile, parse_chip
@@ -153,10 +152,6 @@ def _inspect(
 def _plan(
     subject: _Subject, request: Mapping[str, Any], stages: _Stages
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    pinned = {
-        path: PartitionSpec(*spec_of_data(spec, f"pinned {path}"))
-        for path, spec in (request.get("pinned") or {}).items()
-    }
     model: Mapping[str, Any] = request.get("model") or {}
     choices = request.get("choices")
     forms = model_variants(model["name"], model.get("options", {}), choices) if choices else None
@@ -165,7 +160,7 @@ def _plan(
         variants=forms,
         topology=request["topology"],
         mesh=request.get("mesh"),
-        pinned=pinned,
+        pinned=request.get("pinned"),
         memory_fraction=request.get("memory_fraction", 0.9),
         time_limit_s=request.get("time_limit_s", 12.0),
         seed=request.get("seed", 0),
