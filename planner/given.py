@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from shardwright.errors import InputError
+from shardwright.hardware_profiles.slices import Slice
 from shardwright.planner.collectives import DimAxes, parse_axes
 from shardwright.planner.mlir import ir, sdy
 from shardwright.planner.rules import DimFactors, Rule
@@ -43,8 +44,20 @@ def program_mesh(module: Any) -> dict[str, int] | None:
     return meshes[0] if meshes else None
 
 
-def check_mesh(given: Mapping[str, int] | None, mesh: Mapping[str, int] | None) -> None:
-    """Raises InputError where a program's own mesh and the mesh asked for differ."""
+def check_mesh(given: Mapping[str, int] | None, mesh: Mapping[str, int] | None, on: Slice) -> None:
+    """Refuses a program whose own shardings name a mesh that it cannot be planned on.
+
+    Raises:
+      InputError: it is not the mesh asked for, or has another number of devices than the slice.
+    """
+    if given and prod(given.values()) != on.devices:
+        raise InputError(
+            f"the program's own shardings are for the mesh {dict(given)} of "
+            f"{prod(given.values())} devices, and {on.name} has {on.devices}",
+            where="program",
+            do="Plan it for a slice of as many devices, or write its constraints and shard_maps "
+            "for a mesh of the whole slice",
+        )
     if given and mesh and dict(given) != dict(mesh):
         raise InputError(
             f"the program's own shardings are for the mesh {dict(given)} and the plan is asked "

@@ -200,7 +200,7 @@ def _given(
 def _subject(label: str, variant: Variant, asked: PlanRequest, on: Slice) -> _Subject:
     donated = asked.donate_argnums if variant.donate_argnums is None else variant.donate_argnums
     program = _program(variant.fn, variant.args, donated, asked.mesh)
-    check_mesh(program.mesh_axes, asked.mesh)
+    check_mesh(program.mesh_axes, asked.mesh, on)
     mesh = asked.mesh or program.mesh_axes
     pins = checked_pins(program, asked.pinned or {}, mesh)
     prepared = prepare(program)

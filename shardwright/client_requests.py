@@ -130,7 +130,7 @@ def ask_plan(
         tokens_per_step=tokens_per_step,
         on_progress=on_progress,
     )
-    parse_slice(topology, chip)
+    on = parse_slice(topology, chip)
     body: dict[str, Any] = {
         "topology": topology,
         "mesh": asked.mesh,
@@ -154,7 +154,7 @@ def ask_plan(
         body["model_flops"] = model_flops
     named = {**(options or {}), **(choices or {})}
     program = _trace(target, args, named, donate_argnums, asked.mesh)
-    check_mesh(program.mesh_axes, asked.mesh)
+    check_mesh(program.mesh_axes, asked.mesh, on)
     pins = checked_pins(program, asked.pinned or {}, asked.mesh or program.mesh_axes)
     body["pinned"] = _pinned(pins)
     return Asked(body, program, labels)
