@@ -16,18 +16,17 @@ from numpy.typing import NDArray
 from shardwright.cost_models.collectives import (
     Collective,
     collective_seconds,
-    compiled_collective,
     lowered_collective,
     splits_lane_tiles,
 )
 from shardwright.hardware_profiles.mesh import AxisRef, LogicalMesh
 from shardwright.planner.collectives import Step
 from shardwright.planner.reshard_answers import Dims, axis_names
+from shardwright.planner.reshard_kernels import add_steps, pick_reductions
 from shardwright.planner.reshard_patterns import Changes, changes, sharding_digits
 from shardwright.planner.strategies import IntArray
 
 FloatArray = NDArray[np.float64]
-_REDUCTIONS: tuple[Collective, Collective] = ("all_reduce", "reduce_scatter")
 
 
 class ReshardCosts:
@@ -40,9 +39,7 @@ class ReshardCosts:
         self._changes: Changes = changes(self._sizes)
         self._steps: list[Step] = []
         self._by_step: dict[float, FloatArray] = {}
-        self._seconds: dict[float, FloatArray] = {}
-        self._reduction_s: dict[tuple[Collective, float, tuple[AxisRef, ...]], float] = {}
-        self._reduced: dict[tuple[object, ...], FloatArray] = {}
+        self._reduced: dict[tuple[Collective, int], dict[float, FloatArray]] = {}
 
     def ask(
         self, wanted: Iterable[tuple[Dims, IntArray, IntArray]], tensors: Iterable[float] = ()
@@ -70,24 +67,37 @@ class ReshardCosts:
           Two tables of shape (before, after): seconds of the all-gathers that the compiler runs
           asynchronously, and of all the rest.
         """
-        numbers = self._changes.numbers(shape, before, after)
-        gathers, rest = self._answer_seconds(nbytes, numbers)
-        return gathers[numbers], rest[numbers]
+        answers = self._changes.answers(shape, before, after)
+        by_step = self._step_seconds([nbytes])[nbytes]
+        gathers, rest = np.zeros((2, len(before), len(after)))
+        add_steps(answers, before, after, self._changes.step_rows(), by_step, gathers, rest)
+        return gathers, rest
 
     def partial_seconds(
-        self, shape: Dims, nbytes: float, mask: int, before: IntArray, after: IntArray
+        self, shape: Dims, nbytes: float, masks: IntArray, before: IntArray, after: IntArray
     ) -> FloatArray:
-        """Extra seconds where the tensor starts as partial sums over the axes in `mask`.
+        """Extra seconds where the tensor starts as partial sums over mesh axes.
 
         An all-reduce, or a reduce-scatter where the change then slices over all those axes.
-        Shape (before, after).
+
+        Args:
+          masks: bit masks of the axes, one for each code before; 0 for none.
+
+        Returns: seconds, shape (before, after).
         """
-        axes = tuple(AxisRef(n) for a, n in enumerate(self._axis_names) if mask >> a & 1)
-        reduce, scatter = (self._reductions(kind, shape, nbytes, axes) for kind in _REDUCTIONS)
-        numbers = self._changes.numbers(shape, before, after)
-        scatters = (self._changes.sliced()[numbers] & mask) == mask
-        scatters &= ~self._splits_tiles(shape, nbytes, mask)[after]
-        return np.where(scatters, scatter[before, None], reduce[before, None])
+        extra = np.zeros((len(before), len(after)))
+        digits = sharding_digits(len(self._sizes), len(shape))[before]
+        shards = (digits >= 0) @ (1 << np.arange(len(self._sizes)))
+        splits = np.zeros((1 << len(self._sizes), (len(shape) + 1) ** len(self._sizes)), dtype=bool)
+        reduce, scatter = np.zeros((2, len(before)))
+        for mask in np.unique(masks[masks > 0]).tolist():
+            at = masks == mask
+            reduce[at] = self._reductions("all_reduce", mask, nbytes)[shards[at]]
+            scatter[at] = self._reductions("reduce_scatter", mask, nbytes)[shards[at]]
+            splits[mask] = self._splits_tiles(shape, nbytes, mask)
+        answers, sliced = self._changes.answers(shape, before, after), self._changes.sliced()
+        pick_reductions(answers, before, after, sliced, masks, reduce, scatter, splits, extra)
+        return extra
 
     def _splits_tiles(self, shape: Dims, nbytes: float, mask: int) -> NDArray[np.bool_]:
         """Whether a scatter over the axes in `mask` becomes an all-reduce, by sharding code."""
@@ -100,24 +110,22 @@ class ReshardCosts:
         splits = splits_lane_tiles(width, nbytes / prod(shape), self.mesh.slice.chip)
         return splits & last[:, scattered].any(axis=1)
 
-    def _reductions(
-        self, kind: Collective, shape: Dims, nbytes: float, axes: tuple[AxisRef, ...]
-    ) -> FloatArray:
-        """Seconds to add up partial sums, by the sharding code of the tensor."""
-        key = (kind, shape, nbytes, axes)
-        if key not in self._reduced:
-            digits = sharding_digits(len(self._sizes), len(shape))
-            shards = np.where(digits >= 0, self._sizes, 1).prod(axis=1)
-            sizes, inverse = np.unique(nbytes / shards, return_inverse=True)
-            seconds = [self._reduction(kind, size, axes) for size in sizes.tolist()]
-            self._reduced[key] = np.array(seconds)[inverse]
-        return self._reduced[key]
+    def _reductions(self, kind: Collective, mask: int, nbytes: float) -> FloatArray:
+        """Seconds to add up partial sums over the axes in `mask`, by the mask of axes that cut.
 
-    def _reduction(self, kind: Collective, nbytes: float, axes: tuple[AxisRef, ...]) -> float:
-        key = (kind, nbytes, axes)
-        if key not in self._reduction_s:
-            self._reduction_s[key] = compiled_collective(kind, nbytes, axes, self.mesh)[1]
-        return self._reduction_s[key]
+        All tensors at once take little longer than one.
+        """
+        key = (kind, mask)
+        if nbytes not in self._reduced.get(key, {}):
+            axes = tuple(AxisRef(n) for a, n in enumerate(self._axis_names) if mask >> a & 1)
+            cuts = np.arange(1 << len(self._sizes))[:, None] >> np.arange(len(self._sizes)) & 1
+            tensors = list(dict.fromkeys([*self._by_step, nbytes]))
+            sizes = np.array(tensors)[:, None] / np.where(cuts, self._sizes, 1).prod(axis=1)
+            seconds = np.zeros(sizes.shape)
+            for _, where, took in self._compiled(kind, axes, sizes):
+                seconds = np.where(where, took, seconds)
+            self._reduced[key] = dict(zip(tensors, seconds, strict=True))
+        return self._reduced[key][nbytes]
 
     def steps_between(self, shape: Dims, before: int, after: int) -> tuple[Step, ...]:
         """The collectives that change one sharding code of a tensor to another."""
@@ -125,27 +133,6 @@ class ReshardCosts:
         ids = self._changes.step_rows()[number].tolist()
         self._name_steps()
         return tuple(self._steps[i] for i in ids if i >= 0)
-
-    def _answer_seconds(self, nbytes: float, numbers: IntArray) -> tuple[FloatArray, FloatArray]:
-        """Seconds of the answers in `numbers`, asynchronous gathers and the rest apart.
-
-        Each by the number of the answer; NaN for answers that were not asked for yet.
-        """
-        rows = self._changes.step_rows()
-        known = self._seconds.get(nbytes, np.zeros((2, 0)))
-        if known.shape[1] < len(rows):
-            unknown = np.full((2, len(rows) - known.shape[1]), np.nan)
-            known = self._seconds[nbytes] = np.concatenate([known, unknown], axis=1)
-        wanted = np.zeros(len(rows), dtype=bool)
-        wanted[numbers] = True
-        new = np.flatnonzero(wanted & np.isnan(known[0]))
-        if len(new):
-            by_step = self._step_seconds([nbytes])[nbytes]
-            known[:, new] = 0.0
-            for column in rows[new].T:
-                known[:, new] += by_step[:, column]
-        gathers, rest = known
-        return gathers, rest
 
     def _step_seconds(self, tensors: Iterable[float]) -> dict[float, FloatArray]:
         """Seconds of every known step for tensors of some bytes; gathers, and the rest.
@@ -166,23 +153,26 @@ class ReshardCosts:
         divisors = np.array([step.divisor for step in self._steps])
         for (kind, axes), ids in alike.items():
             sizes = np.array(new)[:, None] / divisors[ids]
-            for made, where in self._lowered(kind, axes, sizes):
-                seconds = collective_seconds(made, sizes, axes, self.mesh)
+            for made, where, seconds in self._compiled(kind, axes, sizes):
                 into = gathers if made == "all_gather" else rest
                 into[:, ids] = np.where(where, seconds, into[:, ids])
         self._by_step.update(zip(new, np.stack([gathers, rest], axis=1), strict=True))
         return self._by_step
 
-    def _lowered(
+    def _compiled(
         self, kind: Collective, axes: tuple[AxisRef, ...], sizes: FloatArray
-    ) -> list[tuple[Collective, NDArray[np.bool_]]]:
-        """What the compiler makes of a collective, and for which of some sizes it does."""
+    ) -> list[tuple[Collective, NDArray[np.bool_], FloatArray]]:
+        """What the compiler makes of a collective, for which of some sizes it does, and seconds."""
         small = lowered_collective(kind, 0.0, axes, self.mesh)
+        seconds = collective_seconds(small, sizes, axes, self.mesh)
         if small == lowered_collective(kind, np.inf, axes, self.mesh):
-            return [(small, np.ones(sizes.shape, dtype=bool))]
+            return [(small, np.ones(sizes.shape, dtype=bool), seconds)]
         made = [lowered_collective(kind, n, axes, self.mesh) for n in sizes.ravel().tolist()]
         as_is = np.array([m == kind for m in made]).reshape(sizes.shape)
-        return [(kind, as_is), (small, ~as_is)]
+        return [
+            (kind, as_is, collective_seconds(kind, sizes, axes, self.mesh)),
+            (small, ~as_is, seconds),
+        ]
 
     def _name_steps(self) -> None:
         """Gives the steps that became known the names of this mesh's axes."""

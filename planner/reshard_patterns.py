@@ -69,7 +69,16 @@ class Changes:
 
         All at once, since asking many things together takes little longer than asking one.
         """
-        questions = [new for each in wanted if len((new := self._new_pairs(*each))[1])]
+        asked: dict[Dims, NDArray[np.bool_]] = {}
+        for shape, before, after in wanted:
+            if shape not in asked:
+                asked[shape] = np.zeros(self._table(shape).shape, dtype=bool)
+            asked[shape][np.ix_(before, after)] = True
+        questions = []
+        for shape, pairs in asked.items():
+            new = np.flatnonzero(pairs & (self._table(shape) < 0))
+            if len(new):
+                questions.append((shape, new))
         self._ask_of_large_tensors(questions)
         uneven = [self._settle(shape, pairs) for shape, pairs in questions]
         if not uneven:
@@ -91,12 +100,14 @@ class Changes:
         Returns:
           Numbers of answers, shape (before, after).
         """
-        pick = np.ix_(before, after)
-        found = self._table(shape)[pick]
-        if (found < 0).any():
+        return self.answers(shape, before, after)[np.ix_(before, after)]
+
+    def answers(self, shape: Dims, before: IntArray, after: IntArray) -> IntArray:
+        """The numbers of answers by codes before and after, with those of `numbers` in it."""
+        table = self._table(shape)
+        if (table[np.ix_(before, after)] < 0).any():
             self.ask([(shape, before, after)])
-            found = self._table(shape)[pick]
-        return found
+        return table
 
     def step_rows(self) -> IntArray:
         """The numbers of the steps of every answer, shape (answers, longest); -1 for none."""
@@ -112,13 +123,6 @@ class Changes:
             codes = (len(shape) + 1) ** len(self.sizes)
             self._tables[shape] = np.full((codes, codes), -1, dtype=np.int64)
         return self._tables[shape]
-
-    def _new_pairs(self, shape: Dims, before: IntArray, after: IntArray) -> tuple[Dims, IntArray]:
-        """The pairs of codes not known yet, as places in the flat table."""
-        table = self._table(shape)
-        before, after = np.unique(before), np.unique(after)
-        row, column = np.nonzero(table[np.ix_(before, after)] < 0)
-        return shape, before[row] * len(table) + after[column]
 
     def _ask_of_large_tensors(self, questions: Sequence[tuple[Dims, IntArray]]) -> None:
         by_rank: dict[int, list[IntArray]] = {}
@@ -140,19 +144,24 @@ class Changes:
         Returns:
           The pairs that are to be asked with real dimensions, and their patterns.
         """
-        patterns = _patterns(len(self.sizes), len(shape))
+        axes, patterns = len(self.sizes), _patterns(len(self.sizes), len(shape))
         numbers = self._large[len(shape)][patterns.index[pairs]]
         self._table(shape).ravel()[pairs] = numbers
-        used = patterns.used[pairs]
-        dims = np.zeros((len(pairs), 2 * len(self.sizes)), dtype=np.int64)
-        row, dim = np.nonzero(used)
-        dims[row, used.cumsum(axis=1)[row, dim] - 1] = np.asarray(shape)[dim]
-        uneven = (dims % self._divisors[numbers] != 0).any(axis=1)
+        answers = np.zeros(len(self._rows), dtype=bool)
+        answers[numbers] = True
+        divisors = np.unique(self._divisors[answers])
+        cut_unevenly = [d for d, size in enumerate(shape) if (size % divisors).any()]
+        uneven = np.zeros(len(pairs), dtype=bool)
+        for dim in cut_unevenly:
+            of = self._divisors[numbers, patterns.number[pairs, dim]]
+            uneven |= patterns.used[pairs, dim] & (shape[dim] % of != 0)
         holds = _holds(self.sizes, shape)
-        before, after = np.divmod(pairs, len(holds))
-        ask = np.flatnonzero(uneven & holds[before] & holds[after])
-        digits = patterns.distinct[patterns.index[pairs[ask]]]
-        return pairs[ask], np.concatenate([dims[ask], digits], axis=1)
+        before, after = np.divmod(pairs[uneven], len(holds))
+        ask = pairs[uneven][holds[before] & holds[after]]
+        dims = np.zeros((len(ask), 2 * axes), dtype=np.int64)
+        row, dim_of = np.nonzero(patterns.used[ask])
+        dims[row, patterns.number[ask][row, dim_of]] = np.asarray(shape, dtype=np.int64)[dim_of]
+        return ask, np.concatenate([dims, patterns.distinct[patterns.index[ask]]], axis=1)
 
     # -- answers -------------------------------------------------------------------------------
 
@@ -285,12 +294,14 @@ class _Patterns:
 
     Attributes:
       used: whether a dimension is sharded before or after, shape (pairs, rank).
+      number: which of the used dimensions a dimension is, where it is one.
       distinct: the different patterns: for each axis the dimension that it shards before and
         after, numbered among those used.
       index: which of these each pair has.
     """
 
     used: NDArray[np.bool_]
+    number: NDArray[np.int8]
     distinct: IntArray
     index: IntArray
 
@@ -306,7 +317,7 @@ def _patterns(axes: int, rank: int) -> _Patterns:
     number = used.cumsum(axis=1) - 1
     rows = np.where(pairs >= 0, np.take_along_axis(number, np.maximum(pairs, 0), axis=1), -1)
     first, index = _distinct(rows)
-    return _Patterns(used, rows[first], index)
+    return _Patterns(used, np.maximum(number, 0).astype(np.int8), rows[first], index)
 
 
 @lru_cache(maxsize=4096)

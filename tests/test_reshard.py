@@ -200,7 +200,7 @@ def test_some_change_of_a_small_dimension_costs_more_than_of_a_large_one() -> No
 
 def partial(mask: int, before: Sharding, after: Sharding, shape: tuple[int, ...] = (64, 64)) -> Any:
     start, end = np.array([code_of(before, AXES)]), np.array([code_of(after, AXES)])
-    return ReshardCosts(MESH).partial_seconds(shape, NBYTES, mask, start, end)[0, 0]
+    return ReshardCosts(MESH).partial_seconds(shape, NBYTES, np.array([mask]), start, end)[0, 0]
 
 
 X, Y = 0b01, 0b10
@@ -228,7 +228,7 @@ def test_scatter_of_shards_that_no_ring_halves_is_an_all_reduce() -> None:
     ):
         shape = (64, width * AXES["x"])
         nbytes = float(element_bytes * prod(shape))
-        priced = ReshardCosts(MESH).partial_seconds(shape, nbytes, X, start, end)[0, 0]
+        priced = ReshardCosts(MESH).partial_seconds(shape, nbytes, np.array([X]), start, end)[0, 0]
         assert priced == collective_seconds(kind, nbytes, ["x"], MESH)
 
 
