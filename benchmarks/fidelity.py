@@ -37,7 +37,7 @@ from shardwright.planner import verification
 from shardwright.planner.cache_folder import cache_folder
 from shardwright.planner.compiled_cache import compiled_for_tpu
 from shardwright.planner.evaluation import evaluate_partitioned
-from shardwright.planner.partitioned import partition
+from shardwright.planner.partitioning import partition
 from shardwright.planner.plan_data import dim_axes
 from shardwright.planner.plan_making import estimate_model
 from shardwright.planner.prepared import prepare

@@ -118,7 +118,7 @@ def simulate(
     return Schedule(run.now, run.exposed)
 
 
-@dataclass
+@dataclass(eq=False)
 class _Pending:
     """A transfer under way, for a pass of its block."""
 
@@ -156,15 +156,20 @@ class _Queue:
 
     def __init__(self) -> None:
         self._waiting: deque[_Pending] = deque()
+        self._passes_of: dict[int, list[_Pending]] = {}
 
     def add(self, transfers: Iterable[Transfer], turn: int) -> None:
-        self._waiting.extend(p for t in transfers if not (p := _Pending(t, turn)).done)
+        for transfer in transfers:
+            pending = _Pending(transfer, turn)
+            if not pending.done:
+                self._waiting.append(pending)
+                self._passes_of.setdefault(id(transfer), []).append(pending)
 
     def holds(self, transfer: Transfer | None, turn: int) -> bool:
         """Whether a transfer of a pass up to `turn` is not done, or whether anything is."""
         if transfer is None:
             return bool(self._waiting)
-        return any(p.transfer is transfer and p.turn <= turn for p in self._waiting)
+        return any(p.turn <= turn for p in self._passes_of.get(id(transfer), ()))
 
     def skip(self, passes: int) -> None:
         """Makes what is under way that of later passes."""
@@ -180,11 +185,13 @@ class _Queue:
             taken.update(pending.links)
         return found
 
-    def advance(self, running: Iterable[_Pending], seconds: float) -> None:
+    def advance(self, running: Sequence[_Pending], seconds: float) -> None:
         for pending in running:
             pending.advance(seconds)
-        if any(pending.done for pending in running):
-            self._waiting = deque(p for p in self._waiting if not p.done)
+        for pending in running:
+            if pending.done:
+                self._waiting.remove(pending)
+                self._passes_of[id(pending.transfer)].remove(pending)
 
 
 class _Run:

@@ -43,16 +43,9 @@ def annotate(
     Raises:
       InputError: a constraint's value or reader is not in the module: it is another program.
     """
-    mesh = _mesh_symbol(module, mesh_shape)
-    main = mlir.main_function(module)
-    if in_shardings is not None:
-        _set_shardings(main, "arg_attrs", mesh, in_shardings)
-    if out_shardings is not None:
-        _set_shardings(main, "res_attrs", mesh, out_shardings)
-    places = _places(module, constraints, skip_missing=not same_platform)
-    known = routes(_changes(places), mesh_shape)
-    for constraint, value, uses in places:
-        _constrain(_Constrainer(mesh, known), constraint, value, uses)
+    mesh = mesh_symbol(module, mesh_shape)
+    set_shardings(mlir.main_function(module), mesh, in_shardings, out_shardings)
+    constrain(_places(module, constraints, skip_missing=not same_platform), mesh, mesh_shape)
 
 
 def check_program(module: Any, constraints: Sequence[ValueConstraint]) -> None:
@@ -60,15 +53,23 @@ def check_program(module: Any, constraints: Sequence[ValueConstraint]) -> None:
     _places(module, constraints, skip_missing=False)
 
 
-_Place = tuple[ValueConstraint, Any, list[tuple[Demand, Any, int]]]
+Place = tuple[ValueConstraint, Any, list[tuple[Demand, Any, int]]]
+"""A constraint, its value in a module, and for each demand the operation and which operand."""
+
+
+def constrain(places: Sequence[Place], mesh: str, mesh_shape: Mapping[str, int]) -> None:
+    """Puts constraints on values of a module whose mesh has that symbol."""
+    known = routes(_changes(places), mesh_shape)
+    for constraint, value, uses in places:
+        _constrain(_Constrainer(mesh, known), constraint, value, uses)
 
 
 def _places(
     module: Any, constraints: Sequence[ValueConstraint], *, skip_missing: bool
-) -> list[_Place]:
+) -> list[Place]:
     """The value of each constraint and the operands that read it, before anything moves."""
     finder = _Finder(module, mlir.main_function(module))
-    places: list[_Place] = []
+    places: list[Place] = []
     for constraint in constraints:
         try:
             value = finder.value(constraint.site)
@@ -86,7 +87,7 @@ def _places(
     return places
 
 
-def _changes(places: Sequence[_Place]) -> Iterator[Change]:
+def _changes(places: Sequence[Place]) -> Iterator[Change]:
     """Every change of sharding that constraints ask for."""
     for constraint, value, uses in places:
         shape = tuple(value.type.shape)
@@ -118,7 +119,7 @@ def sharding_attribute(mesh: str, sharding: DimAxes) -> Any:
     return sdy.TensorShardingAttr.get(mesh, dims)
 
 
-def _mesh_symbol(module: Any, shape: Mapping[str, int]) -> str:
+def mesh_symbol(module: Any, shape: Mapping[str, int]) -> str:
     """The module's mesh with these axes, added where there is none."""
     wanted = list(shape.items())
     names = set()
@@ -139,16 +140,25 @@ def _mesh_symbol(module: Any, shape: Mapping[str, int]) -> str:
     return name
 
 
-def _set_shardings(main: Any, kind: str, mesh: str, shardings: Sequence[DimAxes | None]) -> None:
-    current = (
-        [dict(_named(ir.DictAttr(a))) for a in main.attributes[kind]]
-        if kind in main.attributes
-        else [{} for _ in shardings]
-    )
-    for attributes, sharding in zip(current, shardings, strict=True):
-        if sharding is not None:
-            attributes["sdy.sharding"] = sharding_attribute(mesh, sharding)
-    main.attributes[kind] = ir.ArrayAttr.get([ir.DictAttr.get(a) for a in current])
+def set_shardings(
+    function: Any,
+    mesh: str,
+    in_shardings: Sequence[DimAxes | None] | None,
+    out_shardings: Sequence[DimAxes | None] | None,
+) -> None:
+    """Shards the arguments and results of a function; None keeps what they have."""
+    for kind, shardings in (("arg_attrs", in_shardings), ("res_attrs", out_shardings)):
+        if shardings is None:
+            continue
+        current = (
+            [dict(_named(ir.DictAttr(a))) for a in function.attributes[kind]]
+            if kind in function.attributes
+            else [{} for _ in shardings]
+        )
+        for attributes, sharding in zip(current, shardings, strict=True):
+            if sharding is not None:
+                attributes["sdy.sharding"] = sharding_attribute(mesh, sharding)
+        function.attributes[kind] = ir.ArrayAttr.get([ir.DictAttr.get(a) for a in current])
 
 
 def _named(attributes: Any) -> list[tuple[str, Any]]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 import numpy as np
@@ -75,7 +75,14 @@ def priced_collectives(
 ) -> tuple[PricedCollective, ...]:
     """The collectives of a partitioned program and of its `shard_map` regions."""
     communications = [*_reduced_once(graph, partitioned), *_manual(graph, mesh)]
-    return tuple(_price(communication, mesh) for communication in communications)
+    known: dict[Hashable, PricedCollective] = {}
+    found = []
+    for c in communications:
+        alike = c.step, c.shape, c.dtype, c.before, c.after, c.prefetchable
+        if alike not in known:
+            known[alike] = _price(c, mesh)
+        found.append(replace(known[alike], communication=c))
+    return tuple(found)
 
 
 def _price(communication: Communication, mesh: LogicalMesh) -> PricedCollective:

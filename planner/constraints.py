@@ -14,6 +14,7 @@ from shardwright.planner.collectives import DimAxes
 from shardwright.planner.graph import OpGraph, OpKey
 from shardwright.planner.nodes import NodeGraph, Port, Use, is_trivial
 from shardwright.planner.problem import ShardingProblem, sharding_of
+from shardwright.planner.rules import DimFactors
 
 
 @dataclass(frozen=True)
@@ -66,16 +67,24 @@ def value_constraints(
     nodes, graph = problem.node_graph, problem.node_graph.graph
     names = tuple(problem.mesh.shape)
     copies = {copy.value: copy for copy in problem.copies}
-    use_sites = _UseSites(nodes)
+    sites, use_sites = _ValueSites(graph), _UseSites(nodes)
+
+    known: dict[tuple[int, int, DimFactors], DimAxes] = {}
+    same: dict[DimAxes, DimAxes] = {}
 
     def sharding(node: int, port: Port) -> DimAxes:
-        return sharding_of(problem.strategies[node][choices[node]], port.dims, names)
+        rows, choice = problem.strategies[node], choices[node]
+        key = id(rows), choice, port.dims
+        if key not in known:
+            found = sharding_of(rows[choice].tolist(), port.dims, names)
+            known[key] = same.setdefault(found, found)
+        return known[key]
 
     found = []
     for value, port in sorted(nodes.producers.items()):
         if is_trivial(graph.values[value]):
             continue
-        site = _value_site(graph, value)
+        site = sites(value)
         if site is None:
             continue
         made = given = sharding(port.node, port)
@@ -103,18 +112,26 @@ def value_constraints(
     return tuple(found)
 
 
-def _value_site(graph: OpGraph, value: int) -> Site | None:
-    producer = graph.values[value].producer
-    if producer >= 0:
-        op = graph.ops[producer]
-        return Site("result", op.results.index(value), op.key)
-    if value in graph.arguments:
-        return Site("argument", graph.arguments.index(value))
-    for loop in graph.loops:
-        for k, carry in enumerate(loop.carries):
-            if carry.argument == value:
-                return Site("carry", k, loop.key)
-    return None
+class _ValueSites:
+    """Where values are made."""
+
+    def __init__(self, graph: OpGraph) -> None:
+        self._graph = graph
+        self._arguments = {value: number for number, value in enumerate(graph.arguments)}
+        self._carries = {
+            carry.argument: Site("carry", k, loop.key)
+            for loop in graph.loops
+            for k, carry in enumerate(loop.carries)
+        }
+
+    def __call__(self, value: int) -> Site | None:
+        producer = self._graph.values[value].producer
+        if producer >= 0:
+            op = self._graph.ops[producer]
+            return Site("result", op.results.index(value), op.key)
+        if value in self._arguments:
+            return Site("argument", self._arguments[value])
+        return self._carries.get(value)
 
 
 class _UseSites:

@@ -17,8 +17,9 @@ from shardwright.planner.communications import (
 )
 from shardwright.planner.fusion import FusionPlan
 from shardwright.planner.graph import OpGraph
+from shardwright.planner.kernel_times import KernelTimes, Shardings
 from shardwright.planner.liveness import Lifetime
-from shardwright.planner.op_costs import kernel_seconds, local_bytes
+from shardwright.planner.op_costs import local_bytes
 from shardwright.planner.partitioned import Partitioned
 from shardwright.planner.schedule import step_entries
 from shardwright.planner.step_buffers import copied_layouts, local_shape, step_buffers
@@ -71,9 +72,9 @@ def evaluate_partitioned(
     """
     shapes = _LocalShapes(graph, partitioned, mesh)
     compute_by_op: dict[int, float] = {}
+    kernel = KernelTimes(graph, shapes, shapes.shardings, mesh.slice.chip)
     for fusion in fusions.fusions:
-        kernel = kernel_seconds(graph, fusion, shapes, mesh.slice.chip)
-        seconds = graph.ops[fusion.ops[0]].trips * float(kernel.total[0])
+        seconds = graph.ops[fusion.ops[0]].trips * kernel(fusion)
         last = fusion.ops[-1]
         compute_by_op[last] = compute_by_op.get(last, 0.0) + seconds
     for last, seconds in _layout_seconds(graph, fusions, partitioned, mesh):
@@ -129,3 +130,7 @@ class _LocalShapes:
         shape = self._graph.values[value].shape
         sharding = shardings[position] if shardings is not None else ((),) * len(shape)
         return local_shape(shape, sharding, self._sizes)[None, :]
+
+    def shardings(self, op_id: int) -> tuple[Shardings, Shardings]:
+        """The shardings of an operation's operands and results that its local shapes follow."""
+        return self._partitioned.operands.get(op_id), self._partitioned.results.get(op_id)

@@ -39,7 +39,7 @@ def number_operations(module: Any) -> None:
 
 def operations(module: Any) -> Iterator[Any]:
     """The operations that the graph numbers, in its order."""
-    yield from _operations(mlir.entry_block(mlir.main_function(module)))
+    yield from operations_of(mlir.entry_block(mlir.main_function(module)))
 
 
 def operation_keys(module: Any) -> dict[OpKey, Any]:
@@ -48,7 +48,8 @@ def operation_keys(module: Any) -> dict[OpKey, Any]:
     return {make_key(locations(op.location).name, op.name): op for op in operations(module)}
 
 
-def _operations(block: Any) -> Iterator[Any]:
+def operations_of(block: Any) -> Iterator[Any]:
+    """The operations of a block that the graph numbers, in its order."""
     for op in mlir.walk_block(block):
         name = op.name
         if name in _TERMINATORS:
@@ -58,7 +59,7 @@ def _operations(block: Any) -> Iterator[Any]:
             # The operations of a loop's condition do not work on whole tensors.
             for region in op.regions[1:] if name == "stablehlo.while" else op.regions:
                 for inner in region.blocks:
-                    yield from _operations(inner)
+                    yield from operations_of(inner)
 
 
 class _KeyMaker:

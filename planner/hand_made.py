@@ -14,7 +14,7 @@ from shardwright.hardware_profiles.mesh import LogicalMesh, meshes_for_shape
 from shardwright.hardware_profiles.slices import parse_slice
 from shardwright.planner.collectives import DimAxes
 from shardwright.planner.evaluation import Evaluation, evaluate_partitioned
-from shardwright.planner.partitioned import partition
+from shardwright.planner.partitioning import partition
 from shardwright.planner.pins import dim_axes_of
 from shardwright.planner.plan_making import estimate_model
 from shardwright.planner.plan_schema import EstimateModel

@@ -12,7 +12,8 @@ from shardwright.cost_models.memory import PeakMemory
 from shardwright.planner.collectives import DimAxes
 from shardwright.planner.constraints import ValueConstraint, value_constraints
 from shardwright.planner.evaluation import Evaluation, evaluate_partitioned
-from shardwright.planner.partitioned import Partitioned, partition
+from shardwright.planner.partitioned import Partitioned
+from shardwright.planner.piecewise import partition_constrained
 from shardwright.planner.prepared import Prepared
 from shardwright.planner.problem import ShardingProblem, sharding_of
 from shardwright.planner.solver import Solution
@@ -252,7 +253,7 @@ def evaluate_choices(prepared: Prepared, problem: ShardingProblem, solution: Sol
     """Puts a solution through the partitioner and prices what comes out."""
     constraints = value_constraints(problem, solution.choices)
     ins, outs = boundary_shardings(problem, solution.choices)
-    partitioned = partition(
+    partitioned = partition_constrained(
         prepared.program, prepared.graph, problem.mesh.shape, constraints, ins, outs
     )
     evaluation = evaluate_partitioned(

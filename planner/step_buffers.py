@@ -100,6 +100,9 @@ class _StepBuffers:
         self._times = _ReadTimes(graph, fusions, lifetimes)
         self._kinds = buffer_kinds(graph)
         self._starts: dict[int, int] = {}
+        self._sizes_of: dict[tuple[tuple[int, ...], str, DimAxes], float] = {}
+        self._names = _BufferNames(graph)
+        self._arguments = frozenset(graph.arguments)
         self._chains: dict[int, list[Communication]] = {}
         for c in partitioned.communications:
             if c.from_value >= 0:
@@ -142,11 +145,15 @@ class _StepBuffers:
             for argument in relayout.copied:
                 value = self._graph.values[argument]
                 nbytes = self._nbytes(value.shape, value.dtype, self._partitioned.values[argument])
-                name = f"transposed copy of {_buffer_name(self._graph, argument)}"
+                name = f"transposed copy of {self._names(argument)}"
                 yield Buffer(name, relayout.start, relayout.end, nbytes, "temporary")
 
-    def _nbytes(self, shape: Sequence[int], dtype: str, sharding: DimAxes) -> float:
-        return float(local_bytes(local_shape(shape, sharding, self._sizes)[None, :], dtype)[0])
+    def _nbytes(self, shape: tuple[int, ...], dtype: str, sharding: DimAxes) -> float:
+        key = shape, dtype, sharding
+        if key not in self._sizes_of:
+            local = local_shape(shape, sharding, self._sizes)[None, :]
+            self._sizes_of[key] = float(local_bytes(local, dtype)[0])
+        return self._sizes_of[key]
 
     def _value_buffer(self, life: Lifetime) -> Buffer:
         value = self._graph.values[life.value]
@@ -159,7 +166,7 @@ class _StepBuffers:
             shrinks = chain[0].step.kind in _SHRINKS
             end = life.start + 1 if shrinks else self._times.first(chain[0].read_by, life) + 1
         nbytes = self._nbytes(value.shape, life.dtype or value.dtype, sharding)
-        name = _buffer_name(self._graph, life.value)
+        name = self._names(life.value)
         if life.dtype is not None:
             name = f"{life.dtype} cast of {name}"
         kind = self._kinds.get(life.value, "temporary")
@@ -174,7 +181,7 @@ class _StepBuffers:
         first, last = self._times.span(c.read_by, origin)
         start, sharding = first, c.after
         if c.step.kind == "all_slice" and origin not in self._fusions.materialized:
-            if c.from_value in self._graph.arguments or self._even(c):
+            if c.from_value in self._arguments or self._even(c):
                 return  # readers slice what they read, or compute no more than their part
             # Padded before it is cut, it is made whole, and no later than what it is added to.
             start, sharding = self._company(c, first), c.before
@@ -182,7 +189,7 @@ class _StepBuffers:
             start = self._starts.get(origin, first)
         if c.on_the_way:
             last = max(start, first)
-        name = f"{c.step.kind} of {_buffer_name(self._graph, origin)}"
+        name = f"{c.step.kind} of {self._names(origin)}"
         nbytes = self._nbytes(c.shape, c.dtype, sharding)
         yield Buffer(name, min(start, last), last + 1, nbytes, "collective")
 
@@ -217,17 +224,28 @@ def buffer_kinds(graph: OpGraph) -> dict[int, str]:
     return kinds
 
 
-def _buffer_name(graph: OpGraph, value: int) -> str:
-    """What a person would call a buffer: an argument's number, or the operation that makes it."""
-    if value in graph.arguments:
-        return graph.argument_names[graph.arguments.index(value)]
-    tensor = graph.values[value]
-    kind = f"{tensor.dtype}{list(tensor.shape)}"
-    for loop in graph.loops:
-        if any(value in (c.argument, c.result) for c in loop.carries):
-            return f"{kind} carried by the loop at {graph.ops[loop.first_op - 1].source}"
-    op = graph.ops[tensor.producer]
-    return f"{kind} of {op.name.removeprefix('stablehlo.')} at {op.source or op.key.location}"
+class _BufferNames:
+    """What a person would call a buffer: an argument's path, or the operation that makes it."""
+
+    def __init__(self, graph: OpGraph) -> None:
+        self._graph = graph
+        self._arguments = dict(zip(graph.arguments, graph.argument_names, strict=True))
+        self._carried: dict[int, str] = {}
+        for loop in graph.loops:
+            source = graph.ops[loop.first_op - 1].source
+            for carry in loop.carries:
+                for value in (carry.argument, carry.result):
+                    self._carried.setdefault(value, source)
+
+    def __call__(self, value: int) -> str:
+        if value in self._arguments:
+            return self._arguments[value]
+        tensor = self._graph.values[value]
+        kind = f"{tensor.dtype}{list(tensor.shape)}"
+        if value in self._carried:
+            return f"{kind} carried by the loop at {self._carried[value]}"
+        op = self._graph.ops[tensor.producer]
+        return f"{kind} of {op.name.removeprefix('stablehlo.')} at {op.source or op.key.location}"
 
 
 class _ReadTimes:

@@ -16,7 +16,7 @@ from shardwright.hardware_profiles.mesh import meshes_for_shape
 from shardwright.hardware_profiles.slices import parse_slice
 from shardwright.planner.hand_made import flat_shardings
 from shardwright.planner.narrowing import Narrowing
-from shardwright.planner.partitioned import partition
+from shardwright.planner.partitioning import partition
 from shardwright.planner.prepared import Prepared, prepare
 from shardwright.planner.program import Program
 from shardwright.planner.step_buffers import step_buffers

@@ -14,7 +14,7 @@ from shardwright.planner import rules
 from shardwright.planner.graph import Op
 from shardwright.planner.graph_reader import build_graph
 from shardwright.planner.hand_made import evaluate
-from shardwright.planner.partitioned import partition
+from shardwright.planner.partitioning import partition
 from shardwright.planner.program import Program
 from shardwright.planner.rules import Rule
 

@@ -1,0 +1,127 @@
+"""Partitioning by pieces against partitioning the whole program, which is the answer."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shardwright.hardware_profiles.mesh import LogicalMesh, enumerate_meshes
+from shardwright.hardware_profiles.slices import parse_slice
+from shardwright.models.registry import build
+from shardwright.planner.constraints import value_constraints
+from shardwright.planner.evaluation import evaluate_partitioned
+from shardwright.planner.kernel_times import KernelTimes
+from shardwright.planner.mesh_solution import boundary_shardings
+from shardwright.planner.partitioned import Partitioned
+from shardwright.planner.partitioning import partition
+from shardwright.planner.piecewise import partition_pieces
+from shardwright.planner.prepared import Prepared, prepare
+from shardwright.planner.problem import ShardingProblem
+from shardwright.planner.program import Program
+from shardwright.planner.tied import solve_weighed
+
+LAYERS = 4
+
+
+def prepared_decoder(**options: Any) -> Prepared:
+    size = {"layers": LAYERS, "batch": 32, "sequence": 64, "d_model": 256, "heads": 8, "d_ff": 512}
+    built = build("gpt2-124m", vocab=512, **size, **options)
+    program = Program.trace(
+        built.train_step, *built.example_args, donate_argnums=built.donate_argnums
+    )
+    return prepare(program)
+
+
+@pytest.fixture(scope="module")
+def decoder() -> Prepared:
+    return prepared_decoder(scan_layers=False)
+
+
+@pytest.fixture(scope="module")
+def mesh() -> LogicalMesh:
+    return next(m for m in enumerate_meshes(parse_slice("v5e:4x4"), 2) if len(m.axes) == 2)
+
+
+@pytest.fixture(scope="module")
+def problem(decoder: Prepared, mesh: LogicalMesh) -> ShardingProblem:
+    return decoder.problem(mesh)
+
+
+def solved(problem: ShardingProblem, memory_limit: float) -> tuple[int, ...]:
+    return solve_weighed(
+        problem,
+        dict.fromkeys(problem.loops, 1e-3),
+        memory_limit,
+        time_limit_s=20.0,
+        seed=0,
+        gap=1e-2,
+        cutoff=float("inf"),
+        warm_starts=(),
+        untie=True,
+    ).choices
+
+
+def both(
+    prepared: Prepared, problem: ShardingProblem, choices: Sequence[int]
+) -> tuple[Partitioned | None, Partitioned]:
+    ins, outs = boundary_shardings(problem, choices)
+    constraints = value_constraints(problem, choices)
+    given = prepared.program, prepared.graph, problem.mesh.shape, constraints, ins, outs
+    return partition_pieces(*given), partition(*given)
+
+
+def assert_equal(prepared: Prepared, pieces: Partitioned, whole: Partitioned) -> None:
+    graph = prepared.graph
+    made = [op.id for op in graph.ops if not all(graph.values[r].free for r in op.results)]
+    assert pieces.communications == whole.communications
+    assert (pieces.inputs, pieces.outputs) == (whole.inputs, whole.outputs)
+    assert {op: pieces.operands[op] for op in made} == {op: whole.operands[op] for op in made}
+    assert {op: pieces.results[op] for op in made} == {op: whole.results[op] for op in made}
+    for value in whole.values:
+        assert graph.values[value].free or pieces.values[value] == whole.values[value]
+
+
+@pytest.mark.parametrize("memory_limit", [1e9, 12e6])
+def test_a_solution_is_partitioned_and_priced_as_the_whole_program(
+    decoder: Prepared, problem: ShardingProblem, memory_limit: float
+) -> None:
+    pieces, whole = both(decoder, problem, solved(problem, memory_limit))
+    assert pieces is not None
+    assert_equal(decoder, pieces, whole)
+    priced = [
+        evaluate_partitioned(decoder.graph, decoder.fusions, decoder.buffers, one, problem.mesh)
+        for one in (pieces, whole)
+    ]
+    assert priced[0] == priced[1]
+    assert priced[0].collectives
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_layers_that_choose_differently_are_partitioned_as_the_whole_program(
+    decoder: Prepared, problem: ShardingProblem, seed: int
+) -> None:
+    choices = np.array(solved(problem, 1e9))
+    random = np.random.default_rng(seed)
+    for node in random.choice(len(choices), size=len(choices) // 50, replace=False):
+        choices[node] = random.integers(len(problem.strategies[node]))
+    pieces, whole = both(decoder, problem, choices.tolist())
+    assert pieces is not None
+    assert_equal(decoder, pieces, whole)
+
+
+def test_programs_with_loops_are_left_to_be_partitioned_whole(mesh: LogicalMesh) -> None:
+    scanned = prepared_decoder(scan_layers=True)
+    problem = scanned.problem(mesh)
+    pieces, _ = both(scanned, problem, [0] * len(problem.strategies))
+    assert pieces is None
+
+
+def test_alike_kernels_take_as_long_as_each_by_itself(
+    decoder: Prepared, problem: ShardingProblem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, whole = both(decoder, problem, solved(problem, 12e6))
+    given = decoder.graph, decoder.fusions, decoder.buffers, whole, problem.mesh
+    together = evaluate_partitioned(*given)
+    monkeypatch.setattr(KernelTimes, "_alike", lambda self, fusion: fusion.ops)
+    assert evaluate_partitioned(*given).compute_by_op == together.compute_by_op
