@@ -27,6 +27,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
 from jax.sharding import PartitionSpec
+from system_rows import GPIPE_TRANSFORMER
 
 import shardwright as sw
 from shardwright.models import build
@@ -34,11 +35,6 @@ from shardwright.models import build
 CORES = 8
 TOPOLOGY = "v3:2x2"
 WITHIN = 0.15
-TRANSFORMER: dict[str, Any] = {
-    "layers": 48, "d_model": 2048, "d_ff": 8192, "heads": 32, "kv_heads": 32, "sequence": 1024,
-    "vocab": 32000, "norm": "layer", "mlp": "gelu", "positions": "sinusoidal", "clip_norm": None,
-    "stage_axis": "stage",
-}  # fmt: skip
 PUBLISHED: dict[int, dict[int, float]] = {
     1: {2: 1.0, 4: 1.07, 8: 1.3},
     32: {2: 1.8, 4: 3.4, 8: 6.3},
@@ -53,7 +49,14 @@ def estimate(stages: int, microbatches: int, batch: int) -> Any:
 
     The smallest slice has eight cores; those that are left over do the same as the others.
     """
-    model = build("llama3-8b", **TRANSFORMER, stages=stages, microbatches=microbatches, batch=batch)
+    model = build(
+        "llama3-8b",
+        **GPIPE_TRANSFORMER,
+        stage_axis="stage",
+        stages=stages,
+        microbatches=microbatches,
+        batch=batch,
+    )
     return sw.evaluate(
         model.step,
         *model.example_args,

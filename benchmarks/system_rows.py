@@ -40,9 +40,10 @@ class System:
     Attributes:
       name: of the system.
       source: of its sharding.
-      model: a reference model, with `options` changed.
+      model: a reference model, or a file beside this one that describes it, with `options` changed.
       paper: what the paper shards, in words.
       compiles: whether the TPU compiler takes minutes for the planned program, not hours.
+      choices: options that our plan chooses between, and their values.
     """
 
     name: str
@@ -53,6 +54,7 @@ class System:
     paper: str
     hand: HandMade
     compiles: bool = True
+    choices: dict[str, list[Any]] = field(default_factory=dict)
 
 
 def by_pattern(**patterns: str) -> SpecsOf:
@@ -115,6 +117,16 @@ def replicated(batch: str) -> SpecsOf:
     return _state_cut(batch, ())
 
 
+def _images_in_space(
+    paths: Sequence[str], shapes: Sequence[tuple[int, ...]], mesh: Mapping[str, int]
+) -> list[Spec]:
+    """The batch over one axis; of images, their first dimension of space over the other."""
+    return [
+        ("data", "space") if "['images']" in path else ("data",) if path.startswith("[1]") else ()
+        for path in paths
+    ]
+
+
 def _rows_of_tables(
     paths: Sequence[str], shapes: Sequence[tuple[int, ...]], mesh: Mapping[str, int]
 ) -> list[Spec]:
@@ -126,6 +138,56 @@ def _rows_of_tables(
         else ()
         for path, shape in zip(paths, shapes, strict=True)
     ]
+
+
+def _stages(
+    paths: Sequence[str], shapes: Sequence[tuple[int, ...]], mesh: Mapping[str, int]
+) -> list[Spec]:
+    """Stacked layers and the vocabulary over the stages, the batch whole."""
+    return [
+        ("stage",)
+        if "['layers']" in path and shape
+        else (None, "stage")
+        if path.endswith(("['embedding']", "['head']"))
+        else ()
+        for path, shape in zip(paths, shapes, strict=True)
+    ]
+
+
+def _tensor_parallel_serving(
+    paths: Sequence[str], shapes: Sequence[tuple[int, ...]], mesh: Mapping[str, int]
+) -> list[Spec]:
+    """Heads, their caches, d_ff and the vocabulary over all devices, the batch whole."""
+    dims = {
+        "wq": 1, "wk": 1, "wv": 1, "wo": 0, "w_up": 1, "w_gate": 1, "w_down": 0, "embedding": 0,
+        "head": 1,
+    }  # fmt: skip
+
+    def of(path: str) -> Spec:
+        if path.startswith("[1]") and not path.endswith("['position']"):
+            return (None, "model")
+        name = path.rpartition("['")[2].removesuffix("']")
+        return (*[None] * dims[name], "model") if name in dims else ()
+
+    return [of(path) for path in paths]
+
+
+def _experts_and_fsdp(
+    paths: Sequence[str], shapes: Sequence[tuple[int, ...]], mesh: Mapping[str, int]
+) -> list[Spec]:
+    """Experts over one axis, all other weights and the batch over both."""
+    both = tuple(mesh)
+
+    def of(path: str, shape: tuple[int, ...]) -> Spec:
+        if path.startswith("[1]"):
+            return (both,)
+        if "['routed']" in path:
+            return (None, "expert", "data")
+        stacked = int("['layers']" in path)
+        cut = [d for d in range(stacked, len(shape)) if shape[d] % prod(mesh.values()) == 0]
+        return (*[None] * cut[0], both) if cut else ()
+
+    return [of(path, shape) for path, shape in zip(paths, shapes, strict=True)]
 
 
 _GSPMD_64B = {
@@ -141,6 +203,12 @@ _GSPMD_64B = {
     "batch": 64,
     "tied_embedding": False,
 }
+
+GPIPE_TRANSFORMER: dict[str, Any] = {
+    "layers": 48, "d_model": 2048, "d_ff": 8192, "heads": 32, "kv_heads": 32, "sequence": 1024,
+    "vocab": 32000, "norm": "layer", "mlp": "gelu", "positions": "sinusoidal", "clip_norm": None,
+}  # fmt: skip
+"""The Transformer of GPipe's table 2; norms, activation and optimizer are ours."""
 
 SYSTEMS: tuple[System, ...] = (
     System(
@@ -246,6 +314,58 @@ SYSTEMS: tuple[System, ...] = (
         "v3:4x8",
         "one dimension of space over 4 cores, the batch over 16",
         HandMade({"data": 16, "space": 4}, by_pattern(images="data,space", labels="data")),
+    ),
+    System(
+        "Spatial partitioning, SSD",
+        "Kumar et al., Scale MLPerf-0.6 Models on Google TPU-v3 Pods (2019), section 2 (spatial "
+        "partitioning)",
+        "ssd-300",
+        {"batch": 16},
+        "v3:4x8",
+        "one dimension of space over 4 cores, the batch over 16",
+        HandMade({"data": 16, "space": 4}, _images_in_space),
+    ),
+    System(
+        "GPipe, 48-layer Transformer",
+        "Huang et al., GPipe (2019), table 2 (K = 8, M = 32)",
+        "llama3-8b",
+        GPIPE_TRANSFORMER | {"batch": 32, "remat": "full"},
+        "v3:2x2",
+        "8 stages of 6 layers, 32 microbatches",
+        HandMade({"stage": 8}, _stages, {"stages": 8, "microbatches": 32, "stage_axis": "stage"}),
+        choices={"stages": [1, 2, 4, 8]},
+    ),
+    System(
+        "Lingvo, GNMT from a file",
+        "Shen et al., Lingvo (2019), section 3 (synchronous replicas); Wu et al., GNMT (2016)",
+        "lingvo_gnmt.toml",
+        {},
+        "v3:8x8",
+        "batch over all cores, weights replicated",
+        HandMade({"data": 128}, replicated("data")),
+    ),
+    System(
+        "Serving, decoding with a cache",
+        "Pope et al., Efficiently Scaling Transformer Inference (2022), sections 3.2.1 and 3.3 (1D "
+        "weight-stationary, attention cut over heads)",
+        "llama3-8b",
+        {"step": "decode", "layers": 8, "batch": 64, "context": 8192},
+        "v5e:2x4",
+        "heads, their caches, d_ff and the vocabulary over all chips",
+        HandMade({"model": 8}, _tensor_parallel_serving),
+    ),
+    System(
+        "Mixture of few experts, Mixtral 8x7B",
+        "AI-Hypercomputer/maxtext, `configs/base.yml`, logical_axis_rules (expert and fsdp)",
+        "mixtral-8x7b",
+        {"batch": 512},
+        "v5p:4x4x8",
+        "experts over 8 chips, all else and the batch over these and 16 (FSDP)",
+        HandMade(
+            {"data": 16, "expert": 8},
+            _experts_and_fsdp,
+            {"residual_axes": (("data", "expert"), None, None)},
+        ),
     ),
     System(
         "Mesh-TensorFlow, Transformer",

@@ -19,7 +19,7 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,8 +31,11 @@ from jax.sharding import PartitionSpec
 from system_rows import SYSTEMS, System
 
 import shardwright as sw
+from shardwright.models.choices import model_variants
+from shardwright.models.config import configured, is_config, read_config
 from shardwright.models.registry import ReferenceModel, build
 from shardwright.planner.plan_schema import EstimateModel
+from shardwright.planner.variants import Variant
 from shardwright.planner.verification_report import Verification
 
 MEMORY_FRACTION = 0.9
@@ -77,7 +80,7 @@ class Row:
     def text(self) -> str:
         """The row of the table."""
         system = self.system
-        size = f"{system.model}, {self.parameters / 1e9:.3g}B"
+        size = f"{sized(system, {})[0]}, {self.parameters / 1e9:.3g}B"
         fits = "" if self.paper_fits else ", does not fit"
         head = (
             f"| {system.name} | {size} | {system.topology} | {system.paper}: "
@@ -85,9 +88,10 @@ class Row:
         )
         if self.plan is None:
             return f"{head} | {self.problem} | | | **LOST** | {self.seconds:.0f} |"
+        form = f"{self.plan.data.variant}: " if self.plan.data.variant else ""
         verdict = f"LOST: {self.ratio:.3f}" if self.lost else f"{self.ratio:.3f}"
         return (
-            f"{head} | {axes(self.plan.mesh_axes)} | {_cells(self.plan.estimate)} "
+            f"{head} | {form}{axes(self.plan.mesh_axes)} | {_cells(self.plan.estimate)} "
             f"| **{verdict}** | {self.seconds:.0f} |"
         )
 
@@ -103,7 +107,7 @@ def _cells(estimate: EstimateModel) -> str:
 
 def evaluate_paper(system: System) -> EstimateModel:
     """The price of a paper's sharding."""
-    model = build(system.model, **system.options, **system.hand.options)
+    model = built(system, system.hand.options)
     return sw.evaluate(
         model.train_step,
         *model.example_args,
@@ -112,6 +116,21 @@ def evaluate_paper(system: System) -> EstimateModel:
         in_specs=specs_of(system, model),
         donate_argnums=model.donate_argnums,
     )
+
+
+def sized(system: System, more: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The name of a system's reference model and its options."""
+    options = system.options | more
+    if not is_config(system.model):
+        return system.model, options
+    config = read_config(Path(__file__).with_name(system.model))
+    return config.base, configured(config, options)
+
+
+def built(system: System, more: Mapping[str, Any]) -> ReferenceModel:
+    """A system's model with more options."""
+    name, options = sized(system, more)
+    return build(name, **options)
 
 
 def specs_of(system: System, model: ReferenceModel) -> Any:
@@ -126,22 +145,36 @@ def specs_of(system: System, model: ReferenceModel) -> Any:
 def run(system: System, time_limit_s: float) -> Row:
     """Prices a system both ways."""
     paper = evaluate_paper(system)
-    model = build(system.model, **system.options)
+    model = built(system, {})
     began, plan, problem = time.perf_counter(), None, ""
     try:
-        plan = sw.plan(
-            model.train_step,
-            *model.example_args,
-            topology=system.topology,
-            donate_argnums=model.donate_argnums,
-            memory_fraction=MEMORY_FRACTION,
-            time_limit_s=time_limit_s,
-            name=system.model,
-        )
+        plan = make_plan(system, model, time_limit_s)
     except sw.DoesNotFitError as error:
         problem = error.what
     seconds = time.perf_counter() - began
     return Row(system, model.parameter_count, paper, plan, problem, seconds)
+
+
+def make_plan(system: System, model: ReferenceModel, time_limit_s: float) -> sw.Plan:
+    """The plan of a system's model, of the best of its forms where it has several.
+
+    Raises:
+      DoesNotFitError: nothing fits.
+    """
+    given: dict[str, Any] = {
+        "topology": system.topology,
+        "memory_fraction": MEMORY_FRACTION,
+        "time_limit_s": time_limit_s,
+        "name": model.name,
+    }
+    if system.choices:
+        return sw.plan(variants=forms(system), **given)
+    return sw.plan(model.step, *model.example_args, donate_argnums=model.donate_argnums, **given)
+
+
+def forms(system: System) -> dict[str, Variant]:
+    """The forms of a system's model that are planned together."""
+    return model_variants(*sized(system, {}), system.choices)
 
 
 def compiled(row: Row, folder: Path) -> Verification:
@@ -151,9 +184,11 @@ def compiled(row: Row, folder: Path) -> Verification:
       ShardwrightError: the compiler failed.
     """
     assert row.plan is not None
-    model = build(row.system.model, **row.system.options)
+    variant = row.plan.data.variant
+    chosen = forms(row.system)[variant].options if variant else {}
+    model = built(row.system, chosen)
     name = "".join(c if c.isalnum() else "-" for c in row.system.name)
-    return sw.verify(row.plan, model.train_step, *model.example_args, keep=folder / name)
+    return sw.verify(row.plan, model.step, *model.example_args, keep=folder / name)
 
 
 COMPILED_HEADER = (

@@ -28,11 +28,11 @@ def init_convolution(
     return kernel
 
 
-def convolve(x: jax.Array, kernel: jax.Array, stride: int = 1) -> jax.Array:
-    """A convolution that keeps the size of space, over the stride."""
+def convolve(x: jax.Array, kernel: jax.Array, stride: int = 1, padding: str = "SAME") -> jax.Array:
+    """A convolution that keeps the size of space, over the stride, unless padding is "VALID"."""
     dims = x.ndim - 2
     return lax.conv_general_dilated(
-        x, kernel.astype(x.dtype), (stride,) * dims, "SAME", dimension_numbers=_layout(dims)
+        x, kernel.astype(x.dtype), (stride,) * dims, padding, dimension_numbers=_layout(dims)
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from shardwright.errors import InputError
 from shardwright.models.options import (
     ConformerOptions,
+    DetectorOptions,
     DlrmOptions,
     LstmOptions,
     MlpOptions,
@@ -21,6 +22,7 @@ from shardwright.models.options import (
 from shardwright.models.presets import (
     CONFORMERS,
     DECODERS,
+    DETECTORS,
     DLRMS,
     ENCODER_DECODERS,
     ENCODERS,
@@ -102,6 +104,7 @@ KINDS: dict[str, Family] = {
     "lstm": Family("lstm", LstmOptions, LSTMS),
     "resnet": Family("resnet", ResNetOptions, RESNETS),
     "unet": Family("unet", UNetOptions, UNETS),
+    "detector": Family("detector", DetectorOptions, DETECTORS),
     "dlrm": Family("dlrm", DlrmOptions, DLRMS),
     "mlp": Family("mlp", MlpOptions, MLPS),
 }

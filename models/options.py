@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Mapping
+from math import ceil
 from typing import Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import (
@@ -100,15 +101,69 @@ class ImageOptions(NormedOptions):
 
 
 class ResNetOptions(ImageOptions):
-    """A residual network of bottleneck blocks.
+    """A residual network.
 
     Attributes:
       width: filters of the first stage's blocks; each stage doubles them.
       depths: blocks of each stage.
+      block: "bottleneck" blocks of three convolutions, or "basic" ones of two.
     """
 
     width: PositiveInt = 64
-    depths: tuple[PositiveInt, ...] = (3, 4, 6, 3)
+    depths: tuple[PositiveInt, ...] = Field((3, 4, 6, 3), min_length=1)
+    block: Literal["bottleneck", "basic"] = "bottleneck"
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """By which each stage shrinks space."""
+        return (1,) + (2,) * (len(self.depths) - 1)
+
+
+class DetectorOptions(ResNetOptions):
+    """A single-shot detector: a residual backbone, layers of ever smaller maps, heads on each.
+
+    Attributes:
+      classes: of objects, and one of what is none.
+      layers: behind the backbone, each a 1x1 and a 3x3 convolution: filters of both, and the
+        stride of the second. With stride 1 it takes no padding, and its map is two smaller.
+      anchors: boxes at each place of the backbone's map and of each layer's.
+    """
+
+    depths: tuple[PositiveInt, ...] = Field((3, 4, 6), min_length=1)
+    block: Literal["bottleneck", "basic"] = "basic"
+    layers: tuple[tuple[PositiveInt, PositiveInt, Literal[1, 2]], ...]
+    anchors: tuple[PositiveInt, ...]
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """The last stage keeps the size, for a finer first map."""
+        return (*super().strides[:-1], 1)
+
+    @property
+    def map_sizes(self) -> tuple[int, ...]:
+        """Places along a side of each map that has heads; 0 or less where there are none."""
+        size = self.image
+        for stride in (2, 2, *self.strides):
+            size = ceil(size / stride)
+        sizes = [size]
+        for _, _, stride in self.layers:
+            sizes.append(ceil(sizes[-1] / 2) if stride == 2 else sizes[-1] - 2)
+        return tuple(sizes)
+
+    @model_validator(mode="after")
+    def _maps_agree(self) -> Self:
+        maps = len(self.layers) + 1
+        if len(self.anchors) != maps:
+            raise ValueError(
+                f"anchors={self.anchors} are of {len(self.anchors)} maps, and the backbone with "
+                f"{len(self.layers)} layers makes {maps}"
+            )
+        if min(self.map_sizes) < 1:
+            raise ValueError(
+                f"image={self.image} is too small: the maps are {self.map_sizes} wide, and a layer "
+                "of stride 1 takes 2 off"
+            )
+        return self
 
 
 class UNetOptions(ImageOptions):

@@ -27,6 +27,9 @@ Sources:
     the four layers and batch of MLPerf Training v0.6 (mlcommons/training, rnn_translator; 32,320
     word pieces). Lengths are ours.
   resnet: He et al., Deep Residual Learning (2015), table 1.
+  ssd: Liu et al., SSD (2016), section 3.1, with the backbone, layers and 81 classes of MLPerf
+    Training v0.6 (mlcommons/training, single_stage_detector) and the batch of Kumar et al., Scale
+    MLPerf-0.6 Models on Google TPU-v3 Pods (2019).
   unet: Ronneberger et al., U-Net (2015), figure 1, and Cicek et al., 3D U-Net (2016), figure 2.
   dlrm: Naumov et al., DLRM (2019), with the sizes of MLPerf Training 0.7 (recommendation on
     Criteo's terabyte click logs); tables are rounded up to multiples of 4096 rows.
@@ -194,7 +197,19 @@ _MOMENTUM: dict[str, Any] = {
 }
 
 RESNETS: dict[str, dict[str, Any]] = {
+    "resnet-34": _MOMENTUM | {"image": 224, "classes": 1000, "batch": 4096, "block": "basic"},
     "resnet-50": _MOMENTUM | {"image": 224, "classes": 1000, "batch": 4096},
+}
+
+DETECTORS: dict[str, dict[str, Any]] = {
+    "ssd-300": _MOMENTUM
+    | {
+        "image": 300,
+        "classes": 81,
+        "layers": ((256, 512, 2), (256, 512, 2), (128, 256, 2), (128, 256, 1), (128, 256, 1)),
+        "anchors": (4, 6, 6, 6, 4, 4),
+        "batch": 2048,
+    },
 }
 
 UNETS: dict[str, dict[str, Any]] = {

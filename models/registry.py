@@ -5,11 +5,14 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shardwright.models.families import KINDS, Options, known_models, model_names, parsed
 from shardwright.models.options import DlrmOptions, NormedOptions, TrainOptions
 from shardwright.models.transformer_options import ServingOptions
+
+if TYPE_CHECKING:
+    import jax
 
 __all__ = ["ReferenceModel", "build", "checked_options", "known_models", "model_names"]
 
@@ -96,7 +99,7 @@ def _served(name: str, kind: str, options: ServingOptions) -> ReferenceModel:
 
     init = functools.partial(serving.init_params, options)
     make_tokens = functools.partial(serving.make_tokens, options)
-    params, tokens = (jax.eval_shape(make, jax.random.key(0)) for make in (init, make_tokens))
+    params, tokens = (jax.eval_shape(make, _key(0)) for make in (init, make_tokens))
     cache = jax.eval_shape(functools.partial(serving.init_state, options))
     return ReferenceModel(
         name=name,
@@ -105,8 +108,8 @@ def _served(name: str, kind: str, options: ServingOptions) -> ReferenceModel:
         step=functools.partial(serving.serve, options),
         example_args=(params, cache, tokens),
         donate_argnums=(1,),
-        init=lambda seed: jax.jit(init)(jax.random.key(seed)),
-        make_batch=lambda seed: jax.jit(make_tokens)(jax.random.key(seed)),
+        init=lambda seed: jax.jit(init)(_key(seed)),
+        make_batch=lambda seed: jax.jit(make_tokens)(_key(seed)),
         tokens_per_step=options.batch * options.items_per_example,
         model_flops_per_step=serving.model_flops(options),
         parameter_count=serving.weight_count(params),
@@ -135,7 +138,7 @@ def _trained(name: str, kind: str, options: TrainOptions) -> ReferenceModel:
         train_step = make_train_step(stateful, options)
         init = make_init(functools.partial(module.init_params, options), options)
     make_batch = functools.partial(module.make_batch, options)
-    state, batch = (jax.eval_shape(make, jax.random.key(0)) for make in (init, make_batch))
+    state, batch = (jax.eval_shape(make, _key(0)) for make in (init, make_batch))
     return ReferenceModel(
         name=name,
         kind=kind,
@@ -143,9 +146,16 @@ def _trained(name: str, kind: str, options: TrainOptions) -> ReferenceModel:
         step=train_step,
         example_args=(state, batch),
         donate_argnums=(0,),
-        init=lambda seed: jax.jit(init)(jax.random.key(seed)),
-        make_batch=lambda seed: jax.jit(make_batch)(jax.random.key(seed)),
+        init=lambda seed: jax.jit(init)(_key(seed)),
+        make_batch=lambda seed: jax.jit(make_batch)(_key(seed)),
         tokens_per_step=options.batch * options.items_per_example,
         model_flops_per_step=module.model_flops(options),
         parameter_count=sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(state["params"])),
     )
+
+
+def _key(seed: int) -> "jax.Array":
+    """A key of XLA's own generator; Threefry, once for each shape, compiles ten times as long."""
+    import jax
+
+    return jax.random.key(seed, impl="rbg")

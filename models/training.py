@@ -18,7 +18,12 @@ TrainStep = Callable[[State, Batch], tuple[State, dict[str, jax.Array]]]
 
 
 def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    """Mean cross-entropy in nats.
+    """Mean cross-entropy in nats; arguments are those of `cross_entropies`."""
+    return jnp.mean(cross_entropies(logits, labels))
+
+
+def cross_entropies(logits: jax.Array, labels: jax.Array) -> jax.Array:
+    """Cross-entropy in nats of each label.
 
     Args:
       logits: [..., classes], any floating type; the sum is taken in float32.
@@ -27,7 +32,7 @@ def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
     logits = logits.astype(jnp.float32)
     log_normalizer = jax.nn.logsumexp(logits, axis=-1)
     label_logits = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
-    return jnp.mean(log_normalizer - label_logits)
+    return log_normalizer - label_logits
 
 
 def init_statistics(params: PyTree) -> PyTree:

@@ -16,9 +16,13 @@ LARGE: dict[str, dict[str, Any]] = {
     "unet-3d": {"image": 64, "batch": 2, "filters": ((32, 64), (64, 128))},
 }
 SMALL: dict[str, dict[str, Any]] = {
+    "ssd-300": {
+        "image": 32, "batch": 4, "width": 4, "classes": 5, "depths": (1, 1, 1), "norm_groups": 2,
+        "layers": ((4, 8, 2),), "anchors": (2, 3),
+    },
     "unet-2d": {"image": 16, "batch": 4, "filters": ((4, 4), (8, 8)), "norm_groups": 2},
     "unet-3d": {"image": 8, "batch": 2, "filters": ((4, 4), (4, 4))},
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", LARGE)

@@ -1,5 +1,6 @@
 """Convolutional reference models have the published sizes, learn, and normalise as told."""
 
+import math
 from typing import Any
 
 import jax
@@ -8,14 +9,18 @@ import numpy as np
 import pytest
 
 import shardwright as sw
-from shardwright.models import build
+from shardwright.models import build, detector, resnet, unet
 from shardwright.models.convolution import batch_norm, convolve, max_pool, upsample
 
 SMALL: dict[str, dict[str, Any]] = {
     "resnet-50": {"image": 32, "batch": 4, "width": 8, "classes": 10, "depths": (1, 2, 1, 1)},
+    "ssd-300": {
+        "image": 32, "batch": 4, "width": 4, "classes": 5, "depths": (1, 1, 1),
+        "layers": ((4, 8, 2),), "anchors": (2, 3),
+    },
     "unet-2d": {"image": 16, "batch": 4, "filters": ((4, 4), (8, 8))},
     "unet-3d": {"image": 8, "batch": 4, "filters": ((4, 8), (8, 16))},
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -23,6 +28,8 @@ SMALL: dict[str, dict[str, Any]] = {
     [
         # torchvision's resnet50: 25,557,032.
         ("resnet-50", 25.557032),
+        # torchvision's resnet34: 21,797,672.
+        ("resnet-34", 21.797672),
         # Ronneberger et al.'s network has 31.03 M, and 11,776 more with batch norms (2 x 5,888
         # filters).
         ("unet-2d", 31.03 + 0.011776 / 2),
@@ -41,13 +48,51 @@ def test_resnet_50_takes_4_09_billion_multiply_adds_an_image() -> None:
     assert forward == pytest.approx(4.09e9, rel=1e-3)
 
 
+def test_ssd_300_has_the_8732_anchors_of_its_paper() -> None:
+    """Liu et al. (2016), table 1; maps of 38 to 1 places a side, section 3.1."""
+    _, batch = build("ssd-300").example_args
+    sizes = [leaf.shape[1:] for leaf in batch["labels"]]
+    assert [size[0] for size in sizes] == [38, 19, 10, 5, 3, 1]
+    assert sum(map(math.prod, sizes)) == 8732
+
+
+def test_a_detector_learns_from_its_objects_and_three_times_as_many_hard_negatives() -> None:
+    """Against the loss of Liu et al. (2016), section 2.2, added up image by image."""
+    model = build("ssd-300", **SMALL["ssd-300"], compute_dtype="float32")
+    state, batch = model.init(0), model.make_batch(0)
+    places = [leaf.shape for leaf in batch["labels"]]
+    assert places == [(4, 4, 4, 2), (4, 2, 2, 3)]
+    rng = np.random.default_rng(0)
+    batch["labels"] = [jnp.asarray((rng.random(s) < 0.1) * rng.integers(1, 5, s)) for s in places]
+    (logits, offsets, _), (loss, _) = jax.jit(
+        lambda params, statistics: (
+            detector.apply(model.options, params, statistics, batch["images"]),
+            detector.loss(model.options, params, statistics, batch),
+        )
+    )(state["params"], state["statistics"])
+    flat = lambda maps, *last: np.concatenate(  # noqa: E731
+        [np.asarray(part).reshape(4, -1, *last) for part in maps], axis=1
+    )
+    labels, scores = flat(batch["labels"]), flat(logits, 5)
+    shift = np.abs(flat(offsets, 4) - flat(batch["boxes"], 4))
+    total = 0.0
+    for image in range(4):
+        rows = scores[image] - np.log(np.exp(scores[image]).sum(-1, keepdims=True))
+        losses = -rows[np.arange(len(rows)), labels[image]]
+        found = labels[image] > 0
+        hard = np.sort(losses[~found])[::-1][: 3 * found.sum()]
+        box = np.where(shift[image] < 1, shift[image] ** 2 / 2, shift[image] - 0.5).sum(-1)
+        total += losses[found].sum() + hard.sum() + box[found].sum()
+    assert (labels > 0).sum() > 4
+    assert float(loss) == pytest.approx(total / (labels > 0).sum(), rel=1e-4)
+
+
 @pytest.mark.parametrize("name", SMALL)
 def test_model_flops_are_those_of_the_traced_convolutions(name: str) -> None:
     """XLA counts every operation of a forward pass; convolutions are nearly all of it."""
     model = build(name, **SMALL[name] | {"image": 64 if name != "unet-3d" else 32})
-    from shardwright.models import resnet, unet
-
-    module: Any = resnet if name == "resnet-50" else unet
+    modules: dict[str, Any] = {"resnet-50": resnet, "ssd-300": detector}
+    module = modules.get(name, unet)
     state, batch = model.example_args
     forward = jax.jit(lambda p, s, x: module.apply(model.options, p, s, x)[0])
     lowered = forward.lower(state["params"], state["statistics"], batch["images"])
@@ -55,7 +100,7 @@ def test_model_flops_are_those_of_the_traced_convolutions(name: str) -> None:
     assert model.model_flops_per_step / 3 == pytest.approx(counted, rel=0.25)
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", ["resnet-50", "unet-2d", "unet-3d"])
 def test_a_batch_is_learnt_by_heart(name: str) -> None:
     model = build(name, **SMALL[name], compute_dtype="float32")
     step, state, batch = jax.jit(model.train_step), model.init(0), model.make_batch(0)
@@ -96,6 +141,9 @@ def test_space_halves_and_doubles(dims: int) -> None:
         ("resnet-50", {"batch": 12, "norm_groups": 8}, "norm_groups=8 does not divide batch=12"),
         ("unet-2d", {"image": 100}, "image=100 is not a multiple of 16"),
         ("unet-3d", {"dimensions": 4}, "dimensions"),
+        ("ssd-300", {"anchors": (4, 6)}, r"anchors=\(4, 6\) are of 2 maps"),
+        ("ssd-300", {"image": 100}, "image=100 is too small"),
+        ("ssd-300", {"layers": ((4, 8, 3),)}, "layers.*Input should be 1 or 2"),
     ],
 )
 def test_options_that_disagree_are_refused(name: str, options: dict[str, Any], reason: str) -> None:
