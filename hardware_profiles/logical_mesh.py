@@ -261,7 +261,7 @@ class LogicalMesh:
                 )
                 for axis in data["axes"]
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise InputError(
                 f"the mesh is malformed ({type(error).__name__}: {error})",
                 where="mesh",

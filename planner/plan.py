@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -169,6 +169,12 @@ class Plan:
             program = in_mesh(
                 self.data.options.mesh, lambda: Program.trace(fn, *args, donate_argnums=donated)
             )
+        if not isinstance(name, str):
+            raise InputError(
+                f"{name!r} names nothing",
+                where="explain",
+                do='Give a text: "params/w", "train.py:33"',
+            )
         if program is None:
             raise InputError(
                 "a plan from a file does not hold its program",
@@ -184,8 +190,19 @@ class Plan:
         return self.data.model_dump_json(indent=1)
 
     def save(self, path: str | Path) -> None:
-        """Writes the plan as JSON."""
-        Path(path).write_text(self.to_json() + "\n")
+        """Writes the plan as JSON.
+
+        Raises:
+          InputError: the file cannot be written.
+        """
+        try:
+            Path(path).write_text(self.to_json() + "\n")
+        except (OSError, TypeError) as error:
+            raise InputError(
+                f"the plan cannot be written: {error}",
+                where=str(path),
+                do="Give the path of a file that may be written",
+            ) from None
 
     @staticmethod
     def load(path: str | Path) -> Plan:
@@ -196,7 +213,7 @@ class Plan:
         """
         try:
             text = Path(path).read_text()
-        except (OSError, UnicodeDecodeError) as error:
+        except (OSError, UnicodeDecodeError, TypeError) as error:
             raise InputError(
                 f"the plan cannot be read: {error}", where=str(path), do="Give the path of a plan"
             ) from None
@@ -212,7 +229,7 @@ class Plan:
         make_one = "Make one with `shardwright plan ... -o plan.json`"
         try:
             raw = json.loads(text)
-        except (ValueError, RecursionError) as error:
+        except (ValueError, RecursionError, TypeError) as error:
             raise InputError(
                 f"this is not whole JSON ({error})", where=where, do=make_one
             ) from None
@@ -249,6 +266,12 @@ class Plan:
         Raises:
           InputError: there are not as many devices as planned for.
         """
+        if devices is not None and not (
+            isinstance(devices, Iterable) and all(hasattr(d, "platform") for d in devices)
+        ):
+            raise InputError(
+                f"{devices!r} is no list of devices", where="devices", do="Pass jax.devices()"
+            )
         devices = list(jax.devices() if devices is None else devices)
         wanted = int(np.prod(list(self.mesh_axes.values())))
         if len(devices) != wanted:
@@ -409,8 +432,19 @@ def abstract(leaf: Any) -> jax.ShapeDtypeStruct:
 
 
 def tensor_type(leaf: Any) -> tuple[tuple[int, ...], str]:
-    """Shape and StableHLO element type of an argument as the program sees it."""
-    wanted = abstract(leaf)
+    """Shape and StableHLO element type of an argument as the program sees it.
+
+    Raises:
+      InputError: it is no array.
+    """
+    try:
+        wanted = abstract(leaf)
+    except TypeError:
+        raise InputError(
+            f"{leaf!r} is no array",
+            where="arguments",
+            do="Pass arrays or jax.ShapeDtypeStructs, and bind the rest with functools.partial",
+        ) from None
     if jnp.issubdtype(wanted.dtype, jax.dtypes.prng_key):
         data = jax.eval_shape(jax.random.key_data, wanted)
         return tuple(data.shape), mlir_dtype(data.dtype)

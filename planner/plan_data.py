@@ -143,6 +143,9 @@ def damage(data: PlanModel) -> str:
         return "mesh_axes: they are not those of mesh"
     if mesh.slice.name != data.topology:
         return f"topology: the mesh is laid on {mesh.slice.name}"
+    for t in (*program.inputs, *program.outputs):
+        if len(t.spec) != len(t.shape):
+            return f"{t.path}: {len(t.spec)} entries of a sharding for {len(t.shape)} dimensions"
     specs = [t.spec for t in (*program.inputs, *program.outputs)]
     for c in data.constraints:
         specs += [c.made, c.given or [], *(d.spec or [] for d in c.demands)]

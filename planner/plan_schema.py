@@ -195,6 +195,8 @@ class ScheduledLoopModel(_Model):
 class EstimateModel(_Model):
     """What one step costs on every device."""
 
+    model_config = ConfigDict(allow_inf_nan=False)
+
     step_time_s: float
     compute_time_s: float
     collective_time_s: float
@@ -203,7 +205,7 @@ class EstimateModel(_Model):
     )
     host_copy_time_s: float = Field(0.0, description="copies to and from the memory of the host")
     peak_memory_bytes: float
-    memory_capacity_bytes: float
+    memory_capacity_bytes: float = Field(gt=0)
     mfu: float = Field(description="matrix FLOPs of the program over what the slice can do")
     matrix_flops: float = Field(description="of one step, over all devices")
     collectives: list[CollectiveModel]

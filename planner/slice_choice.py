@@ -61,6 +61,13 @@ def choose_slices(
     Raises:
       InputError: a pattern names no slice, nothing is left in the range, or too much is.
     """
+    listed = isinstance(patterns, Sequence) and not isinstance(patterns, str)
+    if not listed or not all(isinstance(pattern, str) for pattern in patterns):
+        raise InputError(
+            f"{patterns!r} is no list of slices",
+            where="topologies",
+            do='Give texts in a list: ["v5e:16x16", "v5p:*"]',
+        )
     bundled = {name: load_chip(name) for name in chip_names()}
     known = list((bundled | {profile.name: profile for profile in profiles}).values())
     found: dict[str, Slice] = {}

@@ -85,6 +85,10 @@ def verify(
         large to run on CPU.
       ShardwrightError: the compiler failed for another reason than memory, or took too long.
     """
+    if not isinstance(plan, Plan):
+        raise InputError(
+            f"{plan!r} is no plan", where="verify", do="Make one with plan, or Plan.load(path)"
+        )
     program = _planned_program(plan, fn, args)
     on = parse_slice(plan.data.topology, parse_chip(plan.data.chip))
     if compiler == "tpu":

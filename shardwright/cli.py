@@ -213,14 +213,7 @@ def plan(
                 unit=loaded.unit,
             )
     if output is not None:
-        try:
-            made.save(output)
-        except OSError as error:
-            raise InputError(
-                f"the plan cannot be written ({error.strerror})",
-                where=str(output),
-                do="Give --output another path",
-            ) from None
+        made.save(output)
     if as_json:
         print(made.to_json())
         return

@@ -139,7 +139,8 @@ def _step_facts(
     estimate: EstimateModel, tokens_per_step: float | None, unit: str
 ) -> list[tuple[str, Text]]:
     step, exposed = estimate.step_time_s, estimate.exposed_collective_time_s
-    compute = round(_BAR_WIDTH * estimate.compute_time_s / step) if step else _BAR_WIDTH
+    part = min(1.0, estimate.compute_time_s / step) if step else 1.0
+    compute = round(_BAR_WIDTH * part)
     bar = Text.assemble(
         quantity(step, "s").ljust(_VALUE_WIDTH),
         ("█" * compute, "cyan"),
@@ -166,7 +167,7 @@ def _step_facts(
 def _memory(estimate: EstimateModel, fraction: float) -> Text:
     peak, capacity = estimate.peak_memory_bytes, estimate.memory_capacity_bytes
     part = peak / capacity
-    filled = min(_BAR_WIDTH, round(_BAR_WIDTH * part))
+    filled = round(_BAR_WIDTH * min(1.0, part))
     over = "" if part <= fraction else ", does not fit"
     return Text.assemble(
         quantity(peak, "B").ljust(_VALUE_WIDTH),

@@ -13,7 +13,7 @@ import psutil
 import pytest
 from programs_that_harm import FINE, endless, huge_constant, nested_too_deeply
 
-from shardwright.api.jobs.engine import Failed, Failure, Limits, Progressed, Report, Succeeded, Task
+from shardwright.api.jobs.engine import Failed, JobFailure, Limits, Progressed, Report, Succeeded, Task
 from shardwright.api.jobs.local import LocalEngine, outcome
 from shardwright.api.jobs.worker_process import WorkerProcess
 
@@ -62,7 +62,7 @@ def run(engine: LocalEngine, task: Task) -> tuple[Report, list[Progressed]]:
     raise AssertionError("the task never ends")
 
 
-def failure(report: Report) -> Failure:
+def failure(report: Report) -> JobFailure:
     assert isinstance(report, Failed), report
     return report.failure
 
@@ -282,7 +282,7 @@ def test_a_failure_tells_by_how_much_memory_is_lacking(tmp_path: Path) -> None:
     failed = failure(outcome(Task("t", "plan", {}, None, tmp_path), answer))
     error = failed.as_error()
     assert (error["least_bytes"], error["limit_bytes"]) == (3e10, 15e9)
-    assert "least_bytes" not in Failure("input", "w").as_error()
+    assert "least_bytes" not in JobFailure("input", "w").as_error()
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from service_fixtures import child
 from sqlalchemy.exc import OperationalError
 
 from shardwright.api.jobs import Dispatcher, Observation, make_dispatcher
-from shardwright.api.jobs.engine import Failed, Failure, Progressed, Report, Succeeded, Task
+from shardwright.api.jobs.engine import Failed, JobFailure, Progressed, Report, Succeeded, Task
 from shardwright.api.settings import load_settings
 from shardwright.api.store import Job, Store, tables
 
@@ -136,7 +136,7 @@ def test_a_job_whose_worker_dies_is_tried_twice(
 
     def crash(task: Task) -> list[Report]:
         tries.append(task.id)
-        return [Failed(task.id, Failure(kind, "it died", "job", "Look"))]
+        return [Failed(task.id, JobFailure(kind, "it died", "job", "Look"))]
 
     job = submit(store)
     start(ScriptedEngine(crash))
@@ -154,7 +154,7 @@ def test_what_would_fail_again_is_tried_once(
     store: Store, start: Callable[..., Dispatcher], kind: Any
 ) -> None:
     job = submit(store)
-    start(ScriptedEngine(lambda task: [Failed(task.id, Failure(kind, "no", "x", "y"))]))
+    start(ScriptedEngine(lambda task: [Failed(task.id, JobFailure(kind, "no", "x", "y"))]))
     failed = wait(store, job, "failed")
     assert failed.attempts == 1
     assert failed.error is not None
@@ -312,7 +312,7 @@ def test_many_dispatchers_end_hundreds_of_jobs_once_each(
         seed = int(task.request["seed"])
         runs[str(seed)] += 1
         if seed % 10 == 0 and runs[str(seed)] == 1:
-            return [Failed(task.id, Failure("lost", "it is gone", "job", "Look"))]
+            return [Failed(task.id, JobFailure("lost", "it is gone", "job", "Look"))]
         return succeed(task)
 
     def observe(seen: Observation) -> None:

@@ -1,4 +1,4 @@
-"""Programs that hold `shard_map` regions of their own: planned around, with one device's numbers."""
+"""Programs with `shard_map` regions of their own: planned around, one device's numbers."""
 
 from collections.abc import Callable
 from typing import Any

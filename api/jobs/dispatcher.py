@@ -19,7 +19,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from shardwright.api.jobs.engine import (
     Engine,
     Failed,
-    Failure,
+    JobFailure,
     Progressed,
     Report,
     Succeeded,
@@ -186,7 +186,7 @@ class Dispatcher:
                 self._engine.submit(self._task(claim, folder))
             except FileNotFoundError:
                 what = f"the file of the program {job.program} is not there"
-                failure = Failure("input", what, "program", "Upload the program again")
+                failure = JobFailure("input", what, "program", "Upload the program again")
                 self._reports.append(Failed(claim.token, failure))
             except Exception:
                 self._forget(claim.token)
@@ -234,7 +234,7 @@ class Dispatcher:
         except Exception as error:  # a result that cannot be kept must not stop all others
             _log.exception("what became of a job cannot be kept")
             what = f"its result cannot be kept: {type(error).__name__}: {str(error)[:300]}"
-            self._take(Failed(report.task_id, Failure("internal", what, "job", "Report it")))
+            self._take(Failed(report.task_id, JobFailure("internal", what, "job", "Report it")))
 
     def _take(self, report: Report) -> None:
         running = self._running.get(report.task_id)
@@ -270,7 +270,7 @@ class Dispatcher:
                 self._store.files.delete_tree(f"{home}/{other}")
         self._tell(Observation("succeeded", job, stage_seconds=report.stage_seconds))
 
-    def _failed(self, running: _Running, failure: Failure) -> None:
+    def _failed(self, running: _Running, failure: JobFailure) -> None:
         jobs, error = self._store.jobs, failure.as_error()
         self._flush(running)
         retry = jobs.retry if failure.may_be_retried else jobs.fail

@@ -54,7 +54,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Failure:
+class JobFailure:
     """Why a task failed, as people are told it.
 
     Attributes:
@@ -119,7 +119,7 @@ class Failed:
     """A task failed."""
 
     task_id: str
-    failure: Failure
+    failure: JobFailure
 
 
 Report = Progressed | Succeeded | Failed

@@ -14,7 +14,7 @@ from typing import Any, get_args
 
 from shardwright.api.jobs.engine import (
     Failed,
-    Failure,
+    JobFailure,
     FailureKind,
     Limits,
     Progressed,
@@ -246,7 +246,7 @@ def outcome(task: Task, message: dict[str, Any]) -> Report:
         what, where, do = (str(told[name])[:_LONGEST_FAULT] for name in ("what", "where", "do"))
         sizes = (told.get(name) for name in ("least_bytes", "limit_bytes"))
         least, limit = (float(size) if isinstance(size, int | float) else None for size in sizes)
-        return Failed(task.id, Failure(told["kind"], what, where, do, least, limit))
+        return Failed(task.id, JobFailure(told["kind"], what, where, do, least, limit))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         what = f"the worker's answer is not one ({error})"
-        return Failed(task.id, Failure("internal", what, "job", "Submit it again"))
+        return Failed(task.id, JobFailure("internal", what, "job", "Submit it again"))

@@ -9,14 +9,14 @@ import threading
 from multiprocessing.connection import Connection
 from typing import Any
 
-from shardwright.api.jobs.engine import Failed, Failure, Report
+from shardwright.api.jobs.engine import Failed, JobFailure, Report
 from shardwright.api.jobs.ray_engine import RayEngine
 from shardwright.api.jobs.ray_process import News
 from shardwright.api.jobs.worker import end_with
 from shardwright.errors import ShardwrightError
 
 _POLL_SECONDS = 0.5
-_NO_SLOT = Failure(
+_NO_SLOT = JobFailure(
     "lost", "the slot for the job was lost before it began", "job", "Submit it again"
 )
 

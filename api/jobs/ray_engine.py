@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from shardwright.api.jobs.engine import Failed, Failure, Limits, Report, Succeeded, Task
+from shardwright.api.jobs.engine import Failed, JobFailure, Limits, Report, Succeeded, Task
 from shardwright.api.jobs.ray_slot import Slot
 from shardwright.errors import InputError
 from shardwright.version import VERSION
@@ -188,7 +188,7 @@ class RayEngine:
         if slot.task is None:
             return []
         what = f"the machine that ran the job, or its Ray process, is gone ({lines[0][:200]})"
-        return [Failed(slot.task.id, Failure("lost", what, "job", "Submit it again"))]
+        return [Failed(slot.task.id, JobFailure("lost", what, "job", "Submit it again"))]
 
     def _fill(self) -> None:
         """Asks for slots until there are as many as there should be."""

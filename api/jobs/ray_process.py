@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
-from shardwright.api.jobs.engine import Failed, Failure, Limits, Progressed, Report, Task
+from shardwright.api.jobs.engine import Failed, JobFailure, Limits, Progressed, Report, Task
 
 _log = logging.getLogger(__name__)
 _AGAIN_SECONDS = 5.0
@@ -157,7 +157,7 @@ class RayProcess:
         self._again_at = time.monotonic() + _AGAIN_SECONDS
         self._sent, self._news = 0, News(0, 0, "")
         _log.error("the connection to Ray has ended (%s) and is made again", self._trouble)
-        failure = Failure("lost", _GONE, "job", "Submit it again once the cluster is back")
+        failure = JobFailure("lost", _GONE, "job", "Submit it again once the cluster is back")
         lost: list[Report] = [Failed(task_id, failure) for task_id in sorted(self._tasks)]
         self._tasks.clear()
         return lost

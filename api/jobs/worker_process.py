@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 
 from shardwright.api.jobs import channel
-from shardwright.api.jobs.engine import Failure, Limits, Task
+from shardwright.api.jobs.engine import JobFailure, Limits, Task
 
 _LOG_TAIL = 2000
 _FAMILY_SECONDS = 1.0
@@ -103,13 +103,13 @@ class WorkerProcess:
                 },
             )
 
-    def exceeded(self) -> Failure | None:
+    def exceeded(self) -> JobFailure | None:
         """What its task has used more of than it may."""
         seconds = self._limits.seconds
         if self.stage in ("", _READING):
             seconds = min(seconds, _READ_SECONDS)
         if time.monotonic() - self.began > seconds:
-            return Failure(
+            return JobFailure(
                 "time-limit",
                 f"the job ran for more than {seconds:g} seconds{self._doing}",
                 "job",
@@ -117,7 +117,7 @@ class WorkerProcess:
                 "SHARDWRIGHT_JOB_SECONDS",
             )
         if self._rss() > self._limits.memory_bytes:
-            return Failure(
+            return JobFailure(
                 "out-of-memory",
                 f"the job took more than {self._limits.memory_bytes / 2**30:.3g} GiB of memory"
                 f"{self._doing}",
@@ -126,12 +126,12 @@ class WorkerProcess:
             )
         return None
 
-    def death(self) -> Failure:
+    def death(self) -> JobFailure:
         """Why it died at its task, to be asked after `kill`."""
         code = self._process.returncode
         log = self.log_tail()
         if any(sign in log for sign in _NO_MEMORY) or code == -signal.SIGKILL:
-            return Failure(
+            return JobFailure(
                 "out-of-memory",
                 f"the system had no memory left for the job{self._doing}",
                 "job",
@@ -141,7 +141,7 @@ class WorkerProcess:
         if code is not None and code < 0:
             with contextlib.suppress(ValueError):
                 how = f"by {signal.Signals(-code).name}"
-        return Failure(
+        return JobFailure(
             "crashed",
             f"the process that ran the job ended {how}{self._doing}",
             "job",
