@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from shardwright.extensions import load_extensions
+from shardwright.hardware_profiles.chip import ChipProfile
 from shardwright.hardware_profiles.mesh import LogicalMesh
+from shardwright.planner.collector import without_collector
 from shardwright.planner.fusion import FusionPlan, plan_fusions
 from shardwright.planner.graph import OpGraph
 from shardwright.planner.graph_reader import build_graph
 from shardwright.planner.liveness import Lifetime, lifetimes
+from shardwright.planner.local_prices import LocalPrices
 from shardwright.planner.named_layout import NamedLayout, tie_names
 from shardwright.planner.nodes import NodeGraph, build_nodes
-from shardwright.planner.problem import Fixed, ShardingProblem, build_problem
+from shardwright.planner.problem import Fixed, ShardingProblem, build_problem, note_cuts
 from shardwright.planner.program import Program
 from shardwright.planner.repeats import alike_nodes
 from shardwright.planner.skeleton import Skeleton, build_skeleton
@@ -33,10 +37,12 @@ class Prepared:
     skeleton: Skeleton = field(repr=False)
     alike: dict[tuple[object, ...], tuple[int, ...]] = field(default_factory=dict, repr=False)
     layout: NamedLayout | None = field(default=None, repr=False)
+    prices: dict[ChipProfile, LocalPrices] = field(default_factory=dict, repr=False)
 
     def problem(self, mesh: LogicalMesh, fixed: Fixed | None = None) -> ShardingProblem:
         """The sharding problem on a mesh; in a large program the nodes of alike layers are tied."""
-        problem = build_problem(self.nodes, self.fusions, self.buffers, mesh, fixed, self.skeleton)
+        prices = self._prices_on(mesh.slice.chip)
+        problem = build_problem(self.nodes, self.fusions, self.buffers, mesh, fixed, prices)
         if self.large:
             key = tuple(sorted((fixed or {}).items()))
             if key not in self.alike:
@@ -44,12 +50,25 @@ class Prepared:
             problem = replace(problem, alike=self.alike[key])
         return problem if self.layout is None else tie_names(problem, self.layout)
 
+    def expect(self, meshes: Iterable[tuple[LogicalMesh, Fixed]]) -> None:
+        """Has kernels and buffers priced for all of some meshes when the first needs them."""
+        for mesh, fixed in meshes:
+            note_cuts(self._prices_on(mesh.slice.chip), mesh, fixed)
+
+    def _prices_on(self, chip: ChipProfile) -> LocalPrices:
+        if chip not in self.prices:
+            # Those of one chip at a time: many hypothetical ones may be tried.
+            self.prices.clear()
+            self.prices[chip] = LocalPrices(self.skeleton, chip)
+        return self.prices[chip]
+
     @property
     def large(self) -> bool:
         """Whether the program is too large to solve as it is, and to partition for every mesh."""
         return len(self.skeleton.kind_of) > _MOST_NODES
 
 
+@without_collector()
 def prepare(program: Program) -> Prepared:
     """Builds the op graph of a program and everything else that no mesh changes."""
     load_extensions()

@@ -23,17 +23,15 @@ from shardwright.planner.feeding import Feeding, feeding
 from shardwright.planner.fusion import FusionPlan
 from shardwright.planner.halo import halo_seconds
 from shardwright.planner.liveness import Lifetime
+from shardwright.planner.local_prices import LocalPrices, op_dims
 from shardwright.planner.manual import manual_collectives
 from shardwright.planner.nodes import NodeGraph
-from shardwright.planner.op_costs import kernel_seconds, local_bytes
 from shardwright.planner.reshard import ReshardCosts
 from shardwright.planner.rules import DimFactors
 from shardwright.planner.skeleton import (
     Copy,
-    Held,
     Kind,
     Reshard,
-    Skeleton,
     build_skeleton,
     node_kinds,
 )
@@ -227,16 +225,22 @@ def build_problem(
     buffers: Sequence[Lifetime],
     mesh: LogicalMesh,
     fixed: Fixed | None = None,
-    skeleton: Skeleton | None = None,
+    prices: LocalPrices | None = None,
 ) -> ShardingProblem:
     """Prices every strategy and every reshard of a program on a mesh.
 
     Args:
       fixed: strategies that are given (pinned arguments, constraints in the program).
-      skeleton: the program's, where it was built already.
+      prices: those of other meshes of the same chip, where there are any.
     """
-    known = skeleton or build_skeleton(nodes, fusions, buffers)
-    return _Pricer(known, mesh, fixed or {}).price()
+    if prices is None:
+        prices = LocalPrices(build_skeleton(nodes, fusions, buffers), mesh.slice.chip)
+    return _Pricer(prices, mesh, fixed or {}).price()
+
+
+def note_cuts(prices: LocalPrices, mesh: LogicalMesh, fixed: Fixed) -> None:
+    """Notes in how many parts a mesh cuts nodes, so that they are priced with those of others."""
+    _Pricer(prices, mesh, fixed)
 
 
 def node_strategies(nodes: NodeGraph, axis_sizes: Sequence[int], fixed: Fixed) -> list[IntArray]:
@@ -279,21 +283,29 @@ class _Strategies:
 class _Pricer:
     """Prices a skeleton on a mesh; what is alike is priced once."""
 
-    def __init__(self, skeleton: Skeleton, mesh: LogicalMesh, fixed: Fixed) -> None:
+    def __init__(self, prices: LocalPrices, mesh: LogicalMesh, fixed: Fixed) -> None:
+        skeleton = prices.skeleton
+        self._prices = prices
         self._skeleton = skeleton
         self._nodes = skeleton.nodes
         self._graph = skeleton.nodes.graph
         self._mesh = mesh
         self._axis_sizes = tuple(mesh.shape.values())
-        self._costs = ReshardCosts(mesh)
         strategies = _Strategies(self._nodes, self._axis_sizes, fixed)
         self._rows = [
             strategies(node, skeleton.kinds[kind]) for node, kind in enumerate(skeleton.kind_of)
         ]
+        cuts: dict[tuple[int, int], IntArray] = {}
+        self._cuts = []
+        for rows, kind in zip(self._rows, skeleton.kind_of, strict=True):
+            if (kind, id(rows)) not in cuts:
+                cuts[kind, id(rows)] = prices.cuts(kind, rows, self._axis_sizes)
+            self._cuts.append(cuts[kind, id(rows)])
         self._local: dict[tuple[object, ...], IntArray] = {}
         self._codes: dict[tuple[int, DimFactors], IntArray] = {}
 
     def price(self) -> ShardingProblem:
+        self._costs = ReshardCosts(self._mesh)
         compute, exposed = self._node_seconds()
         transfers = self._transfers(exposed)
         least = sum(float(seconds.min()) for seconds in compute if len(seconds))
@@ -336,29 +348,18 @@ class _Pricer:
         return compute, exposed
 
     def _kernel(self, node: int, what: int) -> FloatArray:
-        kernel = self._skeleton.kernels[what]
-        local = _LocalDims(self, node)
-        seconds = kernel_seconds(self._graph, kernel, local, self._mesh.slice.chip).total
-        return np.broadcast_to(seconds, (len(self._rows[node]),))
+        seconds = self._prices.kernel_seconds(what, self._skeleton.kind_of[node])
+        return seconds[self._cuts[node]]
 
     def _exchange(self, node: int, what: int) -> FloatArray:
         op = self._graph.ops[self._skeleton.exchanges[what]]
         local = _LocalDims(self, node)
         return halo_seconds(op, self._graph, self._rows[node], local, self._mesh)
 
-    def op_dims(self, op_id: int, position: int) -> tuple[int, DimFactors]:
-        """A value that an operation reads or makes, as factors of the operation's node."""
-        op = self._graph.ops[op_id]
-        value = op.operands[position] if position >= 0 else op.results[-1 - position]
-        if op.rule is None:
-            return value, ((),) * len(self._graph.values[value].shape)
-        mapping = self._nodes.nodes[self._nodes.node_of_op[op_id]].ops[op_id]
-        rule = op.rule.operands[position] if position >= 0 else op.rule.results[-1 - position]
-        return value, tuple(tuple(mapping[f] for f in dim if mapping[f] >= 0) for dim in rule)
-
-    def shape_of(self, value: int) -> tuple[int, ...]:
-        """Shape of a whole value."""
-        return self._graph.values[value].shape
+    @property
+    def nodes(self) -> NodeGraph:
+        """The program's nodes."""
+        return self._nodes
 
     def shapes(self, node: int, shape: tuple[int, ...], dims: DimFactors) -> IntArray:
         """Local shapes of a value under the strategies of a node."""
@@ -444,17 +445,17 @@ class _Pricer:
         known: dict[tuple[int, int], IntArray] = {}
         terms = []
         for hold in self._skeleton.holds:
-            key = (id(self._rows[hold.node]), hold.what)
+            key = (id(self._cuts[hold.node]), hold.what)
             if key not in known:
-                known[key] = self._usage(self._skeleton.held[hold.what], hold.node)
+                known[key] = self._usage(hold.what, hold.node)
             if known[key].any():
                 terms.append(MemoryTerm(hold.node, hold.start, hold.end, known[key]))
         return terms
 
-    def _usage(self, held: Held, node: int) -> IntArray:
-        local = local_bytes(self.shapes(node, held.shape, held.dims), held.dtype)
-        usage: IntArray = np.ceil(local).astype(np.int64)
-        return usage - usage.min() if held.above_least else usage
+    def _usage(self, what: int, node: int) -> IntArray:
+        nbytes = self._prices.held_bytes(what, self._skeleton.kind_of[node])
+        usage: IntArray = nbytes[self._cuts[node]]
+        return usage - usage.min() if self._skeleton.held[what].above_least else usage
 
 
 @dataclass(frozen=True)
@@ -474,8 +475,8 @@ class _LocalDims:
         self._node = node
 
     def __call__(self, op_id: int, position: int) -> IntArray:
-        value, dims = self._pricer.op_dims(op_id, position)
-        shape = self._pricer.shape_of(value)
+        value, dims = op_dims(self._pricer.nodes, op_id, position)
+        shape = self._pricer.nodes.graph.values[value].shape
         return self._pricer.shapes(self._node, shape, dims)
 
 

@@ -108,7 +108,8 @@ class ReshardCosts:
         width = np.ceil(shape[-1] / np.where(last, self._sizes, 1).prod(axis=1))
         scattered = [a for a in range(len(self._sizes)) if mask >> a & 1]
         splits = splits_lane_tiles(width, nbytes / prod(shape), self.mesh.slice.chip)
-        return splits & last[:, scattered].any(axis=1)
+        cut: NDArray[np.bool_] = last[:, scattered].any(axis=1)
+        return splits & cut
 
     def _reductions(self, kind: Collective, mask: int, nbytes: float) -> FloatArray:
         """Seconds to add up partial sums over the axes in `mask`, by the mask of axes that cut.

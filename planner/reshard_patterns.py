@@ -75,8 +75,8 @@ class Changes:
                 asked[shape] = np.zeros(self._table(shape).shape, dtype=bool)
             asked[shape][np.ix_(before, after)] = True
         questions = []
-        for shape, pairs in asked.items():
-            new = np.flatnonzero(pairs & (self._table(shape) < 0))
+        for shape, marked in asked.items():
+            new = np.flatnonzero(marked & (self._table(shape) < 0))
             if len(new):
                 questions.append((shape, new))
         self._ask_of_large_tensors(questions)

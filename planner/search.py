@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import NoReturn
 
 from shardwright.hardware_profiles.mesh import LogicalMesh
@@ -168,7 +169,7 @@ class _Search:
         self._prepared = prepared
         self._meshes = meshes
         self._limit = memory_limit
-        self._fixed_on = fixed_on
+        self._fixed_on = lru_cache(maxsize=None)(fixed_on)
         self._seconds = time_limit_s
         self._deadline = time.monotonic() + time_limit_s
         self._seed = seed
@@ -187,6 +188,7 @@ class _Search:
     def run(self, cutoff_s: float, first_mesh_s: float) -> SearchResult | Outdone:
         """Tries the meshes in turn; arguments as of `search_below`."""
         self._cutoff, self._first_seconds = cutoff_s, first_mesh_s
+        self._prepared.expect((mesh, self._fixed_on(mesh)) for mesh in self._meshes)
         left = aligned_first(self._meshes, self._prepared.skeleton.kinds)
         while left:
             mesh = self._good.next_of(left)
