@@ -7,7 +7,7 @@ operations import their dialects from here too, so that there is one place that 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,6 +50,7 @@ _EFFECTS = frozenset(
     f"stablehlo.{name}" for name in ("while", "infeed", "outfeed", "send", "recv", "if", "case")
 )
 
+_COMPUTATIONS = "called_computations"
 _FRAME = re.compile(r'"([^"]+)":(\d+)')
 _JITTED = re.compile(r"^(jit\([^/]*\)(/|$))+")
 
@@ -164,11 +165,32 @@ def normalize(module: Any) -> None:
     functions = {
         symbol_name(op): op for op in module.body.operations if op.operation.name == "func.func"
     }
-    _inline_block(entry_block(main_function(module)), functions)
+    main = entry_block(main_function(module))
+    _inline_block(main, functions)
+    _erase_dead(main)
+    named = _named_functions(main, functions)
     for name, function in functions.items():
-        if name != "main":
+        if name != "main" and name not in named:
             function.operation.erase()
-    _erase_dead(entry_block(main_function(module)))
+
+
+def _named_functions(block: Any, functions: Mapping[str, Any]) -> set[str]:
+    """Functions that operations name besides calling them, as the comparator of an approximate
+    top-k, with those that they need."""
+    found: set[str] = set()
+    for op in walk_block(block):
+        names: set[str] = set()
+        if op.name == "func.call":
+            names.add(ir.FlatSymbolRefAttr(op.attributes["callee"]).value)
+        if _COMPUTATIONS in op.attributes:
+            listed = ir.ArrayAttr(op.attributes[_COMPUTATIONS])
+            names.update(ir.FlatSymbolRefAttr(name).value for name in listed)
+        for name in names & functions.keys():
+            found |= {name} | _named_functions(entry_block(functions[name]), functions)
+        for region in op.regions:
+            for inner in region.blocks:
+                found |= _named_functions(inner, functions)
+    return found
 
 
 def _erase_dead(block: Any) -> None:

@@ -213,6 +213,7 @@ PROGRAMS: dict[str, Callable[[], Case]] = {
         normal(16, 32),
     ),
     "top k": of(lambda x: lax.top_k(x @ x.T, 4), normal(16, 32)),
+    "approximate top k": of(lambda x: lax.approx_max_k(x @ x.T, 4), normal(16, 32)),
     "median": of(lambda x: jnp.median(x, axis=1), normal(16, 32)),
     "roll": of(lambda x: jnp.roll(x, 3, 0) + jnp.roll(x, 1, 1), normal(16, 32)),
     "transposed convolution": of(
@@ -274,6 +275,53 @@ PROGRAMS: dict[str, Callable[[], Case]] = {
     "batched while": of(
         jax.vmap(lambda x: lax.while_loop(lambda c: c.sum() < 50, lambda c: c * 1.7 + 1, x)),
         jnp.abs(normal(16, 4)),
+    ),
+    "Newton's iteration until it converges": of(
+        lambda x: lax.while_loop(lambda c: jnp.abs(c[0]).max() > 1e-2,
+                                 lambda c: (c[0] * 0.5, c[1] + 1), (x, 0)),
+        normal(16, 32),
+    ),
+    "gather and scatter out of bounds": of(
+        lambda x, i, u: (jnp.take(x, i, axis=0, mode="fill"), jnp.take(x, i, axis=0, mode="clip"),
+                         x.at[i].add(u, mode="drop")),
+        normal(32, 16), jnp.array([0, 3, 5, 40, 2, 1, 7, 9], jnp.int32), normal(8, 16),
+    ),
+    "update of a slice at a place that is an argument": of(
+        lambda x, u, i: lax.dynamic_update_slice(x, u, (i, jnp.int32(0))),
+        normal(16, 32), normal(4, 32), jnp.int32(2),
+    ),
+    "einsum of many letters": of(
+        lambda a, b, c: jnp.einsum("abcdef,cdg,efgh->abgh", a, b, c), normal(2, 2, 4, 4, 2, 4),
+        normal(4, 4, 8), normal(2, 4, 8, 8),
+    ),
+    "sparse embedding and its update": of(
+        lambda t, i, g: (t[i].sum(1), t.at[i.reshape(-1)].add(jnp.repeat(g, 4, 0))),
+        normal(64, 16), jnp.arange(32).reshape(8, 4) * 2, normal(8, 16),
+    ),
+    "int4 weights inside": of(
+        lambda a, b: a @ b.astype(jnp.int4).astype(jnp.float32), normal(16, 32),
+        jnp.ones((32, 8), jnp.int8),
+    ),
+    "state with an empty leaf": of(
+        lambda s, b: {"w": s["w"] - b.T @ (b @ s["w"]), "m": None, "count": s["count"] + 1},
+        {"w": normal(32, 16), "m": None, "count": jnp.zeros((), jnp.int32)}, normal(16, 32),
+    ),
+    "jit of jit, with a static argument": of(
+        jax.jit(lambda x: jax.jit(lambda y, n: (y @ y.T) * n, static_argnums=1)(x, 3)),
+        normal(16, 32),
+    ),
+    "vmap of a scan": of(
+        jax.vmap(lambda x, w: lax.scan(lambda c, w: (jnp.tanh(c @ w), c.sum()), x, w),
+                 in_axes=(0, None)),
+        normal(8, 4, 16), normal(3, 16, 16),
+    ),
+    "sampled tokens": of(
+        lambda d, x: jax.random.categorical(jax.random.wrap_key_data(d), x),
+        jnp.zeros((2,), jnp.uint32), normal(16, 32),
+    ),
+    "random bits of the chip's own generator": of(
+        lambda d, x: x * jax.random.normal(jax.random.wrap_key_data(d, impl="rbg"), x.shape) * 0,
+        jnp.zeros((4,), jnp.uint32), normal(16, 32),
     ),
     "uneven vocabulary": of(
         jax.grad(lambda w, t, x: jnp.square(w[t] @ w.T - x).mean()), normal(1257, 12),
