@@ -10,7 +10,6 @@ from shardwright.planner.fusion import Fusion
 from shardwright.planner.graph import OpGraph
 from shardwright.planner.op_costs import LocalDims, kernel_seconds
 
-
 Shardings = Hashable
 """Shardings of several values, or none; those of alike operations are mostly the same objects."""
 

@@ -10,6 +10,7 @@ from typing import Literal
 
 from shardwright.cost_models.memory import PeakMemory
 from shardwright.planner.collectives import DimAxes
+from shardwright.planner.collector import without_collector
 from shardwright.planner.constraints import ValueConstraint, value_constraints
 from shardwright.planner.evaluation import Evaluation, evaluate_partitioned
 from shardwright.planner.partitioned import Partitioned
@@ -249,6 +250,7 @@ def _gathering_longest(problem: ShardingProblem, solution: Solution) -> list[int
     return [loop for loop, seconds in gathers.items() if seconds > compute.get(loop, 0.0)]
 
 
+@without_collector()
 def evaluate_choices(prepared: Prepared, problem: ShardingProblem, solution: Solution) -> Candidate:
     """Puts a solution through the partitioner and prices what comes out."""
     constraints = value_constraints(problem, solution.choices)

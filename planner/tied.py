@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+from shardwright.planner.collector import without_collector
 from shardwright.planner.expert_starts import expert_starts
 from shardwright.planner.problem import ShardingProblem
-from shardwright.planner.solver import Solution, solve
-from shardwright.planner.solver.incumbent import PROVEN, relative_gap
+from shardwright.planner.solver import Problem, Solution, solve
+from shardwright.planner.solver.incumbent import PROVEN, Incumbent, relative_gap
 from shardwright.planner.solver.mixtures import mix
-from shardwright.planner.solver.ties import tie
+from shardwright.planner.solver.ties import Tied, tie
 from shardwright.planner.solver.whole import improve
 
 _ALONE, _EXPERTS = 0.7, 0.1
@@ -20,8 +21,12 @@ _ALONE, _EXPERTS = 0.7, 0.1
 _LEAST_EXPERT_SECONDS = 0.5
 _MOST_WHOLE = 3000
 """Up to this many nodes what is left open after tying is solved as it is."""
+_TIED_GAP = 1e-2
+"""Of the tied problem no more is asked: where memory binds the last percent is slow to prove, and
+layers that may differ undercut it by as much."""
 
 
+@without_collector()
 def solve_weighed(
     problem: ShardingProblem,
     weights: Mapping[int, float],
@@ -45,52 +50,86 @@ def solve_weighed(
     """
     deadline = time.perf_counter() + time_limit_s
     program = problem.weighed(weights, memory_limit)
-    cutoff += problem.feeding.most
-    tied = None if problem.alike is None else tie(program, problem.alike)
-    small = program if tied is None else tied.problem
-    starts = [tuple(c) if tied is None else tied.project(c) for c in warm_starts]
-    solution = solve(
-        small,
-        time_limit_s=_ALONE * time_limit_s,
-        seed=seed,
-        gap=gap,
-        cutoff=cutoff,
-        warm_starts=starts,
-    )
-    if solution.status == "feasible" or (
-        solution.status == "infeasible" and not math.isinf(solution.bound)
-    ):
-        # Not proven good: what people would begin with may be better, or fit at all.
-        until = time.perf_counter() + max(_EXPERTS * time_limit_s, _LEAST_EXPERT_SECONDS)
-        experts = expert_starts(problem, small, problem.alike, deadline=until, seed=seed)
-        again = solve(
-            small,
-            time_limit_s=max(deadline - time.perf_counter(), 0.0),
-            seed=seed,
+    solver = _Solver(problem, deadline, seed, cutoff + problem.feeding.most)
+    if problem.alike is None:
+        return solver.solve(program, warm_starts, gap)
+    tied = tie(program, problem.alike)
+    begun = _cheapest(program, warm_starts) if untie else None
+    if begun is None:
+        starts = [tied.project(choices) for choices in warm_starts]
+        solution = solver.solve(tied.problem, starts, max(gap, _TIED_GAP))
+        begun = tied.lift(solution.choices)
+        if solution.status == "cut off":
+            return replace(solution, choices=begun)
+        if solution.status == "infeasible":
+            # Untied choices might fit.
+            return replace(solution, choices=begun, bound=-math.inf, least_peak_proven=False)
+        if not untie:
+            return replace(
+                solution, choices=begun, bound=-math.inf, gap=math.inf, status="feasible"
+            )
+    return _untied(program, tied, begun, deadline, gap, seed)
+
+
+@dataclass(frozen=True)
+class _Solver:
+    """Solves a problem, or its alike nodes tied, with what people would begin with."""
+
+    problem: ShardingProblem
+    deadline: float
+    seed: int
+    cutoff: float
+
+    def solve(self, program: Problem, starts: Sequence[Sequence[int]], gap: float) -> Solution:
+        left = self.deadline - time.perf_counter()
+        solution = solve(
+            program,
+            time_limit_s=_ALONE * left,
+            seed=self.seed,
             gap=gap,
-            cutoff=cutoff,
+            cutoff=self.cutoff,
+            warm_starts=starts,
+        )
+        nothing_fits = solution.status == "infeasible" and math.isinf(solution.bound)
+        if solution.status in ("optimal", "cut off") or nothing_fits:
+            return solution
+        # Not proven good: what people would begin with may be better, or fit at all.
+        until = time.perf_counter() + max(_EXPERTS * left, _LEAST_EXPERT_SECONDS)
+        experts = expert_starts(
+            self.problem, program, self.problem.alike, deadline=until, seed=self.seed
+        )
+        again = solve(
+            program,
+            time_limit_s=max(self.deadline - time.perf_counter(), 0.0),
+            seed=self.seed,
+            gap=gap,
+            cutoff=self.cutoff,
             warm_starts=[*starts, solution.choices, *experts],
         )
-        solution = _with_bound(again, solution.bound, gap)
-    if tied is None:
-        return solution
-    choices = tied.lift(solution.choices)
-    if solution.status == "cut off":
-        return replace(solution, choices=choices)
-    if solution.status == "infeasible":
-        # Untied choices might fit.
-        return replace(solution, choices=choices, bound=-math.inf, least_peak_proven=False)
-    if untie:
-        mixed = mix(program, tied, solution.choices, deadline=deadline, gap=gap, seed=seed)
-        untied = improve(
-            program, mixed.choices, deadline=deadline, gap=gap, seed=seed, prices=mixed.prices
-        )
-        left = deadline - time.perf_counter()
-        if untied.status == "optimal" or len(program.costs) > _MOST_WHOLE or left <= 0:
-            return untied
-        again = solve(program, time_limit_s=left, seed=seed, gap=gap, warm_starts=[untied.choices])
-        return _with_bound(again, untied.bound, gap)
-    return replace(solution, choices=choices, bound=-math.inf, gap=math.inf, status="feasible")
+        return _with_bound(again, solution.bound, gap)
+
+
+def _cheapest(program: Problem, known: Sequence[Sequence[int]]) -> tuple[int, ...] | None:
+    """The cheapest of some choices that fit, if any do."""
+    incumbent = Incumbent(program)
+    for choices in known:
+        incumbent.offer(choices)
+    return incumbent.choices if incumbent.found else None
+
+
+def _untied(
+    program: Problem, tied: Tied, begun: Sequence[int], deadline: float, gap: float, seed: int
+) -> Solution:
+    """Choices in which alike nodes may differ, better than those known, and their bound."""
+    mixed = mix(program, tied, begun, deadline=deadline, gap=gap, seed=seed)
+    untied = improve(
+        program, mixed.choices, deadline=deadline, gap=gap, seed=seed, prices=mixed.prices
+    )
+    left = deadline - time.perf_counter()
+    if untied.status == "optimal" or len(program.costs) > _MOST_WHOLE or left <= 0:
+        return untied
+    again = solve(program, time_limit_s=left, seed=seed, gap=gap, warm_starts=[untied.choices])
+    return _with_bound(again, untied.bound, gap)
 
 
 def _with_bound(solution: Solution, bound: float, gap: float) -> Solution:

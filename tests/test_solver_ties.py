@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from shardwright.planner.solver import Edge, MemoryTerm, Problem, evaluate, solve
 from shardwright.planner.solver.mixtures import mix
 from shardwright.planner.solver.problem import memory_profile
-from shardwright.planner.solver.restricted import restrict
+from shardwright.planner.solver.restricted import open_nodes, restrict
 from shardwright.planner.solver.ties import tie
 from shardwright.planner.solver.whole import improve
 
@@ -127,6 +127,23 @@ def test_restricted_problems_have_the_best_of_all_mixtures(case, seed):
         assert found.cost == evaluate(problem, small.lift(found.choices)).cost == least
 
 
+@settings(max_examples=60, deadline=None)
+@given(repeated(), st.integers(0, 2**32 - 1))
+def test_what_is_left_open_costs_and_holds_as_much_as_the_whole(case, seed):
+    problem, _ = case
+    rng = np.random.default_rng(seed)
+    known = [[int(rng.integers(len(c))) for c in problem.costs] for _ in range(2)]
+    small = restrict(problem, known).problem
+    left = open_nodes(small)
+    if left is None:
+        assert known[0] == known[1]
+        return
+    for choices in itertools.product(*(range(len(c)) for c in left.problem.costs)):
+        ours, whole = evaluate(left.problem, choices), evaluate(small, left.lift(choices))
+        assert (ours.cost, ours.peak, ours.feasible) == (whole.cost, whole.peak, whole.feasible)
+        assert left.project(left.lift(choices)) == choices
+
+
 def test_parts_that_choose_differently_use_the_memory_that_one_choice_for_all_leaves():
     # Ten parts; the fast choice costs 1 and holds 10 bytes, the lean one costs 2 and holds 5.
     costs = np.array([1.0, 2.0])
@@ -135,7 +152,8 @@ def test_parts_that_choose_differently_use_the_memory_that_one_choice_for_all_le
     tied = tie(problem, [0] * 10)
     alone = solve(tied.problem)
     assert alone.cost == 20
-    mixed = mix(problem, tied, alone.choices, deadline=time.perf_counter() + 20, gap=0.0, seed=0)
+    start = tied.lift(alone.choices)
+    mixed = mix(problem, tied, start, deadline=time.perf_counter() + 20, gap=0.0, seed=0)
     assert evaluate(problem, mixed.choices).cost == 14
     better = improve(
         problem, mixed.choices, deadline=time.perf_counter() + 20, gap=0.0, prices=mixed.prices
@@ -152,6 +170,7 @@ def test_mixtures_fit_and_cost_no_more_than_one_choice_for_all(case):
     alone = solve(tied.problem, time_limit_s=20)
     if alone.status == "infeasible":
         return
-    mixed = mix(problem, tied, alone.choices, deadline=time.perf_counter() + 20, gap=0.0, seed=0)
+    start = tied.lift(alone.choices)
+    mixed = mix(problem, tied, start, deadline=time.perf_counter() + 20, gap=0.0, seed=0)
     checked = evaluate(problem, mixed.choices)
     assert checked.feasible and checked.cost <= alone.cost

@@ -20,7 +20,7 @@ from shardwright.planner.solver.dual import Dual
 from shardwright.planner.solver.network import Network, NoFeasibleChoiceError
 from shardwright.planner.solver.problem import FloatArray, Problem, evaluate
 from shardwright.planner.solver.reductions import forbid_unsupported, reduce_memory
-from shardwright.planner.solver.restricted import restrict
+from shardwright.planner.solver.restricted import open_nodes, restrict
 from shardwright.planner.solver.solve import solve
 from shardwright.planner.solver.ties import Tied
 
@@ -28,6 +28,8 @@ _FACTORS = (0.5, 0.8, 0.95, 1.0, 1.05, 1.25, 2.0)
 """Of the right prices, at which choices are looked for."""
 _ROUNDS, _ITERATIONS = 20, 50
 _PRICED_SECONDS = 2.0
+_SETTLED = 1e-5
+"""Prices are right where some rounds more raise the bound by less than this part of it."""
 
 
 @dataclass(frozen=True)
@@ -56,12 +58,12 @@ def mix(
     Args:
       problem: the whole problem.
       tied: its alike nodes tied.
-      choices: feasible ones of the tied problem; the mixture costs no more.
+      choices: feasible ones of the whole problem; the mixture costs no more.
       deadline: on the clock of `time.perf_counter`.
       gap: relative gap at which to stop.
     """
-    start = tied.lift(choices)
-    prices = _prices(tied.problem, evaluate(tied.problem, choices).cost, deadline)
+    start = tuple(choices)
+    prices = _prices(tied.problem, evaluate(problem, start).cost, deadline)
     if not prices.any():
         return Mixture(start, {})
     known = [start]
@@ -73,15 +75,19 @@ def mix(
             )
             known.append(tied.lift(priced.choices))
     small = restrict(problem, known)
-    mixed = solve(
-        small.problem,
-        time_limit_s=max(0.0, deadline - time.perf_counter()),
-        gap=0.5 * gap,
-        seed=seed,
-        warm_starts=[small.project(start)],
-    )
+    left = open_nodes(small.problem)
+    mixed = start
+    if left is not None:
+        best = solve(
+            left.problem,
+            time_limit_s=max(0.0, deadline - time.perf_counter()),
+            gap=0.5 * gap,
+            seed=seed,
+            warm_starts=[left.project(small.project(start))],
+        )
+        mixed = small.lift(left.lift(best.choices))
     at = np.flatnonzero(prices).tolist()
-    return Mixture(small.lift(mixed.choices), {tied.times[t]: float(prices[t]) for t in at})
+    return Mixture(mixed, {tied.times[t]: float(prices[t]) for t in at})
 
 
 def _prices(problem: Problem, upper: float, deadline: float) -> FloatArray:
@@ -97,8 +103,10 @@ def _prices(problem: Problem, upper: float, deadline: float) -> FloatArray:
         return prices
     dual = Dual(to_arrays(network))
     for _ in range(_ROUNDS):
+        before = dual.bound
         dual.ascend(_ITERATIONS, upper - network.constant)
-        if time.perf_counter() > deadline:
+        settled = dual.bound - before < _SETTLED * abs(dual.bound)
+        if settled or time.perf_counter() > deadline:
             break
     prices[network.times] = dual.prices
     return prices
