@@ -8,6 +8,7 @@ broadcast, and the result is an array of seconds.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Final
 
 import numpy as np
@@ -40,10 +41,12 @@ LANES: Final = 128
 SUBLANES: Final = 8
 
 _TRANSCENDENTAL_INTERVAL: Final = {"v2": 2.0, "v3": 2.0, "v4": 2.0}
-_WRITES_EXPONENTIALS: Final = frozenset({"v5e", "v5p"})
+_WRITES_EXPONENTIALS: Final = frozenset({"v5p"})
 TRANSPOSE_EFFICIENCY: Final = 0.6
 LONGEST_ROW: Final = 8192
-_NO_ROWS: Final = frozenset({"v2", "v3", "v4"})
+_NO_ROWS: Final = frozenset({"v2", "v3", "v4", "v5e"})
+_FOLDS_WIDTH: Final = frozenset({"v4"})
+_ROWS_A_POSITION: Final = 16
 _PACKED_BF16_ALU: Final = frozenset({"tpu7x"})
 
 
@@ -134,18 +137,23 @@ def convolution_seconds(
     dtype: str,
     chip: ChipProfile,
     *,
+    strides: Sequence[int] | None = None,
+    spread: float = 1.0,
     efficiency: float | None = None,
 ) -> FloatArray:
     """Seconds of a convolution: matrix units, or the vector unit for a depthwise one.
 
     A convolution is a matrix product for each position of the window: its contraction, the
     input features, and the output features are padded to the unit's rows and columns, so few
-    channels cost as much as 128 (256 since v6e). Two ways to lessen that, as XLA does: where
-    features times the window's width fit into the rows, the width is contracted too; where a
+    channels cost as much as 128 (256 since v6e). Ways to lessen that, as XLA does: as many
+    positions are contracted together as fit into the rows, whole rows of the window where one
+    fits (on v4 the width or none); the pixels that a stride steps over become features; where a
     batch fills the columns, the batch is held and the output features stream. Where the window has
     more positions than the result has pixels, which is so for the gradient of a kernel, all of the
-    window is contracted: its "input features" are a batch, often of one image. Groups are products
-    of their own. Without contraction (one input feature in a group) the vector unit multiplies.
+    window is contracted: its "input features" are a batch, often of one image. Zeros between the
+    elements of an input that is pulled apart, as in the gradient of a stride, are not multiplied.
+    Groups are products of their own. Without contraction (one input feature in a group) the vector
+    unit multiplies.
 
     Args:
       batch: images.
@@ -156,11 +164,14 @@ def convolution_seconds(
       groups: feature groups.
       dtype: element type of the operands.
       chip: the device's chip.
+      strides: of the window, as many as spatial sizes; ones by default.
+      spread: product of the distances of input elements, 1 where they are neighbours.
       efficiency: as in `matmul_seconds`.
 
-    Source: `estimated_cycles` of libtpu 0.0.42.1 on v5e: for 3x3 windows over 32x64x64 images, 64
-      features take as long as 128, and 7x7x3 as long as seven positions (benchmarks/
-      compute_fidelity.py).
+    Source: `estimated_cycles` of libtpu 0.0.42.1: 3x3 windows take 5 tiles of rows where two times
+      the features are a tile; 7x7 windows over 3 features 7 tiles of 128 rows and 4 of 256, with a
+      stride of two 2 of 128; gradients of strides of two a quarter of their positions
+      (hardware_profiles/calibrated, benchmarks/convnet.py).
     """
     batch, features_in, features_out, groups = (
         np.asarray(size, dtype=np.float64)
@@ -168,19 +179,22 @@ def convolution_seconds(
     )
     pixels = _product(output_spatial)
     positions = _product(window)
-    width = np.asarray(window[-1], dtype=np.float64) if len(window) else np.float64(1)
     features_out = features_out / groups
-    rows = chip.mxu_shape.value[0]
-    fold = np.where((features_in * width <= rows) & (groups == 1), width, 1.0)
-    contraction = features_in * fold
-
-    by_pixel = _steps(batch * pixels, contraction, features_out, dtype, chip)
-    by_batch = pixels * _steps(features_out, contraction, batch, dtype, chip)
-    by_position = positions / fold * np.minimum(by_pixel, by_batch)
+    forms = [(features_in, positions, window[-1] if len(window) else 1)]
+    if strides is not None and max(strides, default=1) > 1:
+        smaller = [np.ceil(np.divide(w, by)) for w, by in zip(window, strides, strict=True)]
+        forms.append((features_in * prod(strides), _product(smaller), smaller[-1]))
+    by_position: FloatArray = np.full(1, np.inf)
+    for features, places, width in forms:
+        fold = np.where(groups == 1, _folded(features, places, width, chip), 1.0)
+        by_pixel = _steps(batch * pixels, features * fold, features_out, dtype, chip)
+        by_batch = pixels * _steps(features_out, features * fold, batch, dtype, chip)
+        found = np.ceil(places / fold) * np.minimum(by_pixel, by_batch)
+        by_position = np.minimum(by_position, found)
     # The gradient of a kernel slides a window of a whole image over few pixels.
     by_window = pixels * _steps(batch, features_in * positions, features_out, dtype, chip)
     slides = (positions > pixels) & (groups == 1)
-    steps = groups * np.where(slides, np.minimum(by_position, by_window), by_position)
+    steps = groups * np.where(slides, np.minimum(by_position, by_window), by_position) / spread
     matrix = steps * _seconds_per_step(dtype, chip, efficiency)
 
     outputs = batch * pixels * features_out * groups
@@ -188,6 +202,19 @@ def convolution_seconds(
     vector = vector_seconds(outputs * positions * features_in, dtype, chip, multiply_add)
     seconds: FloatArray = np.where((features_in == 1) & (groups > 1), vector, matrix)
     return seconds
+
+
+def _folded(
+    features: FloatArray, positions: FloatArray, width: ArrayLike, chip: ChipProfile
+) -> FloatArray:
+    """Positions of a window that are contracted together."""
+    width = np.asarray(width, dtype=np.float64)
+    rows = chip.mxu_shape.value[0]
+    if chip.generation in _FOLDS_WIDTH:
+        return np.where(features * width <= rows, width, 1.0)
+    most = rows // _ROWS_A_POSITION
+    fold = np.clip(np.floor(rows / features), 1.0, np.minimum(most, positions))
+    return np.where(fold >= width, np.floor(fold / width) * width, fold)
 
 
 def _product(sizes: Sequence[ArrayLike]) -> FloatArray:
@@ -285,6 +312,21 @@ def hbm_seconds(
         chip.device_hbm_bandwidth * efficiency
     )
     return seconds
+
+
+def beyond_vmem(nbytes: ArrayLike, chip: ChipProfile) -> FloatArray:
+    """Bytes of HBM that a product moves for arrays that live briefly: none for small ones.
+
+    Arrays of up to a quarter of a device's VMEM count as small, where a product's operands and its
+    result have room together.
+
+    Source: scheduled programs of libtpu 0.0.42.1 on v5e and v5p: temporaries of up to half of VMEM
+      are in it, and `estimated_cycles` of products with operands there are those of the matrix
+      units alone.
+    """
+    sizes = np.asarray(nbytes, dtype=np.float64)
+    room = chip.vmem_bytes_per_tensorcore.value / chip.device_tensorcores / 4
+    return np.where(sizes <= room, 0.0, sizes)
 
 
 def transpose_seconds(nbytes: ArrayLike, chip: ChipProfile) -> FloatArray:

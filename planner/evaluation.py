@@ -9,6 +9,7 @@ from shardwright.cost_models.compute import transpose_seconds
 from shardwright.cost_models.memory import Buffer, PeakMemory, peak_memory
 from shardwright.cost_models.schedule import Entry, simulate
 from shardwright.hardware_profiles.mesh import LogicalMesh
+from shardwright.planner.collectives import DimAxes
 from shardwright.planner.communications import (
     PricedCollective,
     host_copies,
@@ -24,6 +25,8 @@ from shardwright.planner.partitioned import Partitioned
 from shardwright.planner.schedule import step_entries
 from shardwright.planner.step_buffers import copied_layouts, local_shape, step_buffers
 from shardwright.planner.strategies import IntArray
+
+_CONVERT = "stablehlo.convert"
 
 
 @dataclass(frozen=True)
@@ -119,9 +122,20 @@ class _LocalShapes:
         self._graph = graph
         self._partitioned = partitioned
         self._sizes = mesh.shape
+        self._cast_in_shards: dict[int, DimAxes] = {}
+        """Casts that the compiler makes of shards, before they are gathered."""
+        for c in partitioned.communications:
+            if c.step.kind == "all_gather" and c.from_value in graph.arguments:
+                narrowed = c.dtype != graph.values[c.from_value].dtype
+                for reader in c.read_by if narrowed else ():
+                    if reader >= 0 and graph.ops[reader].name == _CONVERT:
+                        self._cast_in_shards.setdefault(reader, c.before)
 
     def __call__(self, op_id: int, position: int) -> IntArray:
         op = self._graph.ops[op_id]
+        if op_id in self._cast_in_shards:
+            shape, sharding = self._graph.values[op.results[0]].shape, self._cast_in_shards[op_id]
+            return local_shape(shape, sharding, self._sizes)[None, :]
         if position >= 0:
             value, shardings = op.operands[position], self._partitioned.operands.get(op_id)
         else:
@@ -133,4 +147,7 @@ class _LocalShapes:
 
     def shardings(self, op_id: int) -> tuple[Shardings, Shardings]:
         """The shardings of an operation's operands and results that its local shapes follow."""
+        if op_id in self._cast_in_shards:
+            cast = self._cast_in_shards[op_id]
+            return (cast,), (cast,)
         return self._partitioned.operands.get(op_id), self._partitioned.results.get(op_id)

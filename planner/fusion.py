@@ -72,6 +72,8 @@ class Fusion:
       computed_in: how many products compute it each for themselves, so that it costs what they read
         more; 0 where it runs once. It has memory nevertheless: some compilations write it.
       expensive: it computes exponentials or their like, which some generations write instead.
+      in_reach: what it reads and writes that lives within one pass: made by a kernel of the same
+        loop, and neither carried on nor a result. It lies in VMEM where it is small.
     """
 
     ops: tuple[int, ...]
@@ -83,6 +85,7 @@ class Fusion:
     beside: int = -1
     computed_in: int = 0
     expensive: bool = False
+    in_reach: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -435,7 +438,15 @@ class _Planner:
         writes = tuple(
             r for i in ops for r in self._graph.ops[i].results if r in self._materialized
         )
-        return Fusion(tuple(ops), tuple(reads.values()), writes, max(ops))
+        touched = {*writes, *reads}
+        in_reach = frozenset(v for v in touched if self._in_reach(v, self._graph.ops[ops[0]].loop))
+        return Fusion(tuple(ops), tuple(reads.values()), writes, max(ops), in_reach=in_reach)
+
+    def _in_reach(self, value: int, loop: int) -> bool:
+        """Whether a kernel of one loop makes a value for kernels of the same pass."""
+        producer = self._graph.values[value].producer
+        made = producer >= 0 and self._graph.ops[producer].loop == loop
+        return made and value in self._materialized and value not in self._kept
 
     def _resolve(self, read: Read) -> tuple[Read, ...]:
         """What is read from HBM for an operand, looking through what is computed on the fly.

@@ -94,7 +94,7 @@ def kernel_seconds(
         mxu_part, vpu_part = _op_seconds(graph, op, local, chip)
         mxu, vpu = mxu + mxu_part, vpu + vpu_part
     mxu = mxu + _cast_seconds(graph, fusion, local, chip)
-    hbm = compute.hbm_seconds(_hbm_bytes(graph, fusion, local), chip)
+    hbm = compute.hbm_seconds(_hbm_bytes(graph, fusion, local, chip), chip)
     fixed = compute.kernel_overhead_seconds(chip)
     if not fusion.computed_in:
         hbm = hbm + _register_seconds(graph, fusion, local, chip)
@@ -135,8 +135,13 @@ def local_bytes(dims: IntArray, dtype: str) -> FloatArray:
     return tiled_bytes(dims, dtype)
 
 
-def _hbm_bytes(graph: OpGraph, fusion: Fusion, local: LocalDims) -> FloatArray:
-    """Bytes that a kernel reads from and writes to HBM, shape (strategies,)."""
+def _hbm_bytes(graph: OpGraph, fusion: Fusion, local: LocalDims, chip: ChipProfile) -> FloatArray:
+    """Bytes that a kernel reads from and writes to HBM, shape (strategies,).
+
+    A product takes what is made and read within a pass from VMEM, and writes it there, where it is
+    small. Elementwise kernels are no faster for it by the compiler's estimates, so theirs counts.
+    """
+    within = fusion.in_reach if graph.ops[fusion.ops[0]].name in _MATRIX else frozenset()
     total: FloatArray = np.zeros(1)
     told = _told_bytes(graph.ops[fusion.ops[0]], local)
     if told is not None:
@@ -151,7 +156,8 @@ def _hbm_bytes(graph: OpGraph, fusion: Fusion, local: LocalDims) -> FloatArray:
             value, position = op.results[0], result_position(0)
         else:
             value, position = op.operands[read.operand], read.operand
-        total = total + local_bytes(local(op.id, position), _stored_dtype(graph, value))
+        nbytes = local_bytes(local(op.id, position), _stored_dtype(graph, value))
+        total = total + (compute.beyond_vmem(nbytes, chip) if value in within else nbytes)
     for value in fusion.writes:
         op = graph.ops[graph.values[value].producer]
         if op.name in IN_PLACE:
@@ -161,6 +167,8 @@ def _hbm_bytes(graph: OpGraph, fusion: Fusion, local: LocalDims) -> FloatArray:
             dims = local(op.id, result_position(op.results.index(value)))
             dtype = graph.values[value].dtype
         written = local_bytes(dims, dtype)
+        if value in within:
+            written = compute.beyond_vmem(written, chip)
         total = total + (written if not fusion.computed_in else -written)
     if fusion.computed_in:
         return np.maximum(total, 0.0) * fusion.computed_in
@@ -368,4 +376,6 @@ def _convolution_seconds(op: Op, local: LocalDims, dtype: str, chip: ChipProfile
         detail["feature_group_count"],
         dtype,
         chip,
+        strides=detail["strides"],
+        spread=detail["spread"],
     )

@@ -41,6 +41,8 @@ def cost_detail(op: Any) -> dict[str, Any]:
     window = [op.operands[1].type.shape[kernel.index(label)] for label in spatial]
     return {
         "reach": _reach(op, input_spatial, window, "lhs_dilation"),
+        "spread": math.prod(_numbers(op, "lhs_dilation", len(window))),
+        "strides": _numbers(op, "window_strides", len(window)),
         "input_spatial": input_spatial,
         "output_spatial": [output.index(label) for label in spatial],
         "output_batch": output.index("b"),
@@ -74,13 +76,9 @@ def _reach(op: Any, dims: Sequence[int], window: Sequence[int], spread: str) -> 
     one stride, behind it. `spread` names the attribute that pulls input elements apart.
     """
     count = len(window)
-
-    def numbers(name: str) -> list[int]:
-        given = name in op.attributes
-        return list(ir.DenseI64ArrayAttr(op.attributes[name])) if given else [1] * count
-
-    strides, between = numbers("window_strides"), numbers(spread)
-    dilations = numbers("rhs_dilation" if spread == "lhs_dilation" else "window_dilations")
+    strides, between = (_numbers(op, name, count) for name in ("window_strides", spread))
+    own = "rhs_dilation" if spread == "lhs_dilation" else "window_dilations"
+    dilations = _numbers(op, own, count)
     padding = np.zeros((count, 2), dtype=np.int64)
     if "padding" in op.attributes:
         padding = np.array(ir.DenseElementsAttr(op.attributes["padding"])).reshape(count, 2)
@@ -90,3 +88,9 @@ def _reach(op: Any, dims: Sequence[int], window: Sequence[int], spread: str) -> 
         before = int(padding[i, 0])
         reach[dim] = math.ceil(max(before, span - strides[i] - before, 0) / between[i])
     return reach
+
+
+def _numbers(op: Any, name: str, count: int) -> list[int]:
+    """A number for each dimension of a window; ones where the attribute is not given."""
+    given = name in op.attributes
+    return list(ir.DenseI64ArrayAttr(op.attributes[name])) if given else [1] * count

@@ -39,9 +39,8 @@ SCHEDULED_CONVOLUTIONS = [
     (V5E, 32, 64, 3, 512, 512, 4_794_124),
     (V5E, 32, 64, 3, 256, 256, 1_207_494),
     (V5E, 32, 64, 3, 128, 128, 319_666),
-    (V5E, 32, 64, 3, 64, 64, 331_443),
+    (V5E, 32, 56, 3, 64, 64, 154_112),
     (V5E, 32, 64, 3, 256, 64, 611_876),
-    (V5E, 256, 32, 3, 64, 64, 410_819),
     (V5E, 32, 224, 7, 3, 64, 2_750_592),
     (V6E, 32, 64, 3, 256, 256, 325_926),
     (V6E, 32, 64, 3, 512, 512, 1_258_985),
@@ -167,6 +166,22 @@ def test_the_gradient_of_a_3x3_kernel_takes_about_the_cycles_that_libtpu_estimat
         features, (3, 3), (size, size), images, features, 1, "bf16", V5E, efficiency=1.0
     )
     assert cycles(seconds, V5E) == pytest.approx(scheduled, rel=0.4)
+
+
+def test_a_strided_stem_contracts_the_pixels_that_it_steps_over():
+    # libtpu 0.0.42.1 on v5e: 168_212 cycles, 146_131 of packing the result going on beside.
+    stem = (256, (32, 32), (7, 7), 3, 64, 1, "bf16", V5E)
+    strided = convolution_seconds(*stem, strides=(2, 2), efficiency=1.0)
+    assert cycles(strided, V5E) == pytest.approx(168_212, rel=0.4)
+    assert cycles(convolution_seconds(*stem, efficiency=1.0), V5E) > 3 * cycles(strided, V5E)
+
+
+def test_zeros_between_the_elements_of_an_input_are_not_multiplied():
+    # libtpu 0.0.42.1 on v5e: 29_120 cycles for the gradient of a stride of two.
+    gradient = (256, (8, 8), (3, 3), 256, 128, 1, "bf16", V5E)
+    spread = convolution_seconds(*gradient, spread=4, efficiency=1.0)
+    assert 4 * spread == pytest.approx(convolution_seconds(*gradient, efficiency=1.0))
+    assert cycles(spread, V5E) == pytest.approx(29_120, rel=0.4)
 
 
 def test_a_pointwise_convolution_is_a_matmul():
