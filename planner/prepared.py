@@ -9,7 +9,6 @@ from shardwright.extensions import load_extensions
 from shardwright.hardware_profiles.chip import ChipProfile
 from shardwright.hardware_profiles.mesh import LogicalMesh
 from shardwright.planner.collector import without_collector
-from shardwright.planner.collector import without_collector
 from shardwright.planner.fusion import FusionPlan, plan_fusions
 from shardwright.planner.graph import OpGraph
 from shardwright.planner.graph_reader import build_graph
@@ -69,7 +68,6 @@ class Prepared:
         return len(self.skeleton.kind_of) > _MOST_NODES
 
 
-@without_collector()
 @without_collector()
 def prepare(program: Program) -> Prepared:
     """Builds the op graph of a program and everything else that no mesh changes."""
