@@ -77,6 +77,7 @@ class Checker:
             "seed": body.seed,
             "model_flops": body.model_flops,
             "chip": None if chip is None else chip.model_dump(mode="json"),
+            **_layout(body),
         }
 
     def _check_pins(self, owner: str, target: Request, body: PlanRequest) -> None:
@@ -200,6 +201,15 @@ class Checker:
     def _facts(self, owner: str, program: str) -> Mapping[str, Any] | None:
         found = self._store.programs.get(owner, program)
         return None if found is None else found.facts
+
+
+def _layout(body: PlanRequest) -> Request:
+    """A named layout; a free one is not told, so that what was planned before is found."""
+    if body.layout == "free":
+        return {}
+    axes = body.logical_axes
+    named = None if axes is None else {path: list(names) for path, names in axes.items()}
+    return {"layout": body.layout, "logical_axes": named}
 
 
 def check_mesh(on: Slice, mesh: Mapping[str, int]) -> None:

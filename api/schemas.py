@@ -54,6 +54,12 @@ MeshShape = Annotated[
     ),
 ]
 Entry = list[str] | str | None
+_LOCAL_ALONE = {
+    "refine": "it compiles nothing; use shardwright plan --refine, or sw.plan(refine=...)",
+    "variants": "give the options of a model as choices, or plan each form of a program",
+    "latency_limit": "use shardwright plan --latency-limit",
+}
+"""Options of a plan that is made here alone -> what to do instead."""
 
 
 def _entries(given: Any, *, partial: bool = False) -> Any:
@@ -135,6 +141,10 @@ Choices = Annotated[
     Field(max_length=4),
     AfterValidator(_plain_options),
 ]
+LogicalAxes = Annotated[
+    dict[PathText, Annotated[list[ShortText | None], Field(max_length=_MOST_DIMENSIONS)]],
+    Field(max_length=_MOST_PATHS),
+]
 OwnChip = Annotated[
     dict[str, Any] | None,
     Field(
@@ -211,12 +221,37 @@ class PlanRequest(_Planned):
     seed: int = Field(0, ge=0, lt=1 << 31, description="of the solver's random choices")
     chip: OwnChip = None
     model_flops: ModelFlops = None
+    layout: Literal["free", "named"] = Field(
+        "free",
+        description="named: a logical name of a dimension maps to the same mesh axes in every "
+        "argument and result",
+    )
+    logical_axes: LogicalAxes | None = Field(
+        None,
+        description="for a named layout: pattern of a path -> a name for each dimension, or null; "
+        "where it is not given, reference models have their own",
+    )
     choices: Choices = Field(
         default_factory=dict,
         description="options of the model of which the best values are to be found with the mesh: "
         'a list of values, or "auto" for remat, microbatches and mu_dtype',
         examples=[{"remat": "auto", "microbatches": [1, 2, 4]}],
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _elsewhere(cls, data: Any) -> Any:
+        """Tells where options of a local plan are that no server has."""
+        for option, instead in _LOCAL_ALONE.items():
+            if isinstance(data, dict) and option in data:
+                raise ValueError(f"{option} is not for a server: {instead}")
+        return data
+
+    @model_validator(mode="after")
+    def _names_are_for_a_layout(self) -> Self:
+        if self.logical_axes is not None and self.layout != "named":
+            raise ValueError('logical_axes are for a named layout: give "layout": "named"')
+        return self
 
 
 class ComparisonRequest(_Planned):

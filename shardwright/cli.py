@@ -144,7 +144,7 @@ def plan(
         raise InputError(
             "a server compiles nothing", where="--refine", do="Refine here, or leave --refine out"
         )
-    layouts.check_layout(layout, names, server)
+    layouts.check_layout(layout, names)
     if output is not None:
         inputs.check_output(output)
     inputs.check_time_limit(time_limit)
@@ -188,7 +188,8 @@ def plan(
             loaded, within = latency.largest(latency_limit, loaded, asked)
             made = within.plan
         elif server is not None:
-            made = plan_on_server(server, api_key, loaded, choices=choices, **asked)
+            named = layouts.layout_options(layout, names, loaded.args)
+            made = plan_on_server(server, api_key, loaded, choices=choices, **named, **asked)
         else:
             from shardwright.planner.planning import plan as make_plan
 

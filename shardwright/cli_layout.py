@@ -60,15 +60,11 @@ def read_names(path: Path) -> Names:
     }
 
 
-def check_layout(layout: Layout, names: Path | None, server: str | None) -> None:
-    """Raises InputError where names come without a named layout, or one is asked of a server."""
+def check_layout(layout: Layout, names: Path | None) -> None:
+    """Raises InputError where names come without a named layout."""
     if layout is Layout.FREE and names is not None:
         raise InputError(
             "names are for a named layout", where="--names", do="Give --layout named too"
-        )
-    if layout is Layout.NAMED and server is not None:
-        raise InputError(
-            "a server plans free layouts alone", where="--layout", do="Leave --server out"
         )
 
 

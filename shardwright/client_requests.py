@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from jax.sharding import PartitionSpec
 
     from shardwright.hardware_profiles.chip import ChipProfile
+    from shardwright.planner.named_layout import LogicalAxes
     from shardwright.planner.plan import Plan
     from shardwright.planner.program import Program
     from shardwright.planner.search import Progress
@@ -41,6 +42,10 @@ class PlanOptions(TypedDict, total=False):
     chip: ChipProfile | None
     name: str | None
     tokens_per_step: float | None
+    layout: str
+    logical_axes: LogicalAxes | None
+    refine: int
+    variants: Any
     on_progress: Callable[[Progress], None] | None
 
 
@@ -102,18 +107,31 @@ def ask_plan(
     chip: ChipProfile | None = None,
     name: str | None = None,
     tokens_per_step: float | None = None,
+    layout: str = "free",
+    logical_axes: LogicalAxes | None = None,
+    refine: int = 0,
+    variants: Any = None,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> Asked:
     """A plan to ask for; the function is traced here.
+
+    `refine` and `variants` are those of `shardwright.plan`, which no server has: they are refused.
 
     Raises:
       InputError: as `shardwright.plan` does, of what can be told without planning.
     """
     from shardwright.hardware_profiles.slices import parse_slice
     from shardwright.planner.given import check_mesh
+    from shardwright.planner.logical_names import logical_names_of
     from shardwright.planner.pins import checked_pins
     from shardwright.planner.requests import PlanRequest, checked
 
+    if refine or variants is not None:
+        raise InputError(
+            "a server compiles nothing, and plans one program at a time",
+            where="refine" if refine else "variants",
+            do="Use shardwright.plan here; of a reference model, give choices=",
+        )
     asked = checked(
         PlanRequest,
         "plan",
@@ -128,6 +146,8 @@ def ask_plan(
         chip=chip,
         name=name,
         tokens_per_step=tokens_per_step,
+        layout=layout,
+        logical_axes=logical_axes,
         on_progress=on_progress,
     )
     on = parse_slice(topology, chip)
@@ -138,6 +158,11 @@ def ask_plan(
         "time_limit_s": time_limit_s,
         "seed": asked.seed,
     }
+    if asked.layout == "named":
+        body["layout"] = asked.layout
+        named = asked.logical_axes or (None if isinstance(target, str) else logical_names_of(args))
+        if named is not None:
+            body["logical_axes"] = {path: list(names) for path, names in named.items()}
     labels = Labels(name, tokens_per_step, model_flops)
     if chip is not None:
         body["chip"] = chip.model_dump(mode="json")

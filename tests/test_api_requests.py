@@ -111,6 +111,14 @@ def refusal(app: App, body: Any, path: str = "/v1/plans") -> dict[str, Any]:
         ({"choices": {"microbatches": "all"}}, "request", "auto"),
         ({"choices": {"microbatches": []}}, "request", "at least 1"),
         ({"choices": {"batch": list(range(1, 40))}}, "request", "at most 16"),
+        ({"mesh": {"data": 4}, "pinned": {"train.py:3": "rows,?"}}, "pinned train.py:3", "data"),
+        ({"mesh": {"data": 4}, "pinned": {"[1]*": "?+data"}}, "sharding", "data+?"),
+        ({"pinned": {"train.py:3": "data,?"}}, "pinned", "mesh"),
+        ({"logical_axes": {"*": ["rows"]}}, "body", "named"),
+        ({"layout": "given"}, "body.layout", "named"),
+        ({"refine": 2}, "body", "shardwright plan --refine"),
+        ({"variants": {}}, "body", "choices"),
+        ({"latency_limit": "30ms"}, "body", "--latency-limit"),
     ],
 )  # fmt: skip
 def test_wrong_plan_is_refused_with_where_and_what_to_do(
@@ -350,6 +358,15 @@ def test_pins_of_a_program_are_checked_once_it_was_looked_into(shared_app: App) 
 )
 def test_patterns_match_as_in_spec_files(pattern: str, text: str, expected: bool) -> None:
     assert matches(pattern, text) == expected
+
+
+def test_pins_with_open_dimensions_patterns_and_lines_are_accepted(shared_app: App) -> None:
+    pinned = {"[1]*": "?,None", "result[1]": "", "mlp.py:3": "data+?,None"}
+    asked = PLAN | {"mesh": {"data": 4}, "pinned": pinned}
+    answer = shared_app.client.post("/v1/plans", json=asked)
+    assert answer.status_code == 202
+    kept = answer.json()["request"]["pinned"]
+    assert kept == {"[1]*": [["?"], []], "result[1]": [], "mlp.py:3": [["data", "?"], []]}
 
 
 def test_patterns_that_take_long_are_left_to_the_job() -> None:

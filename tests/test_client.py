@@ -215,6 +215,17 @@ def test_reference_model_goes_by_name(call: Any, service: Service) -> None:
     assert "program" not in body and "POST /v1/programs" not in service.asked
 
 
+@both
+def test_layouts_and_open_pins_are_sent(call: Any, service: Service) -> None:
+    axes = {"*": ("rows", None)}
+    open_pin = {"[1]": jax.sharding.PartitionSpec("x", jax.sharding.PartitionSpec.UNCONSTRAINED)}
+    asked = {"layout": "named", "logical_axes": axes, "mesh": {"x": 4}, "pinned": open_pin}
+    call(service.url, lambda client: client.plan("mlp", topology="v5e:2x2", **asked))
+    body = json.loads(service.bodies["POST /v1/plans"][0])
+    assert (body["layout"], body["logical_axes"]) == ("named", {"*": ["rows", None]})
+    assert body["pinned"] == {"[1]": [["x"], ["?"]]}
+
+
 def problem(status: int, **said: str) -> Reply:
     told = {"title": "t", "detail": "d", "status": status, **said}
     return Reply(status, PROBLEM, json.dumps(told))
@@ -553,6 +564,8 @@ WRONG: dict[str, tuple[Callable[[Any], Any], str]] = {
     "arguments of a model": (
         lambda c: c.plan("mlp", 1, topology="v5e:2x2"), "its own arguments",
     ),
+    "refinement": (lambda c: make(c, refine=2), "a server compiles nothing"),
+    "variants": (lambda c: make(c, variants={}), "one program at a time"),
 }  # fmt: skip
 
 

@@ -13,7 +13,15 @@ import psutil
 import pytest
 from programs_that_harm import FINE, endless, huge_constant, nested_too_deeply
 
-from shardwright.api.jobs.engine import Failed, JobFailure, Limits, Progressed, Report, Succeeded, Task
+from shardwright.api.jobs.engine import (
+    Failed,
+    JobFailure,
+    Limits,
+    Progressed,
+    Report,
+    Succeeded,
+    Task,
+)
 from shardwright.api.jobs.local import LocalEngine, outcome
 from shardwright.api.jobs.worker_process import WorkerProcess
 

@@ -232,6 +232,29 @@ def test_pins_of_a_program_are_kept_however_they_are_written(
         assert plan["program"]["inputs"][0]["spec"] == [[], ["model"]]
 
 
+def test_pins_of_results_and_of_lines_are_kept_and_open_dimensions_completed(
+    run: Callable[..., Any], tmp_path: Path
+) -> None:
+    data = Program.trace(step, *ARGS).to_stablehlo()
+    pinned = {"[0]": "?,model", "result['w']": [["data", "?"]]}
+    asked = {"topology": "v5e:2x4", "mesh": {"data": 2, "model": 4}, "pinned": pinned}
+    run("plan", asked | {"time_limit_s": 1.0}, data)
+    program = json.loads((tmp_path / "plan.json").read_text())["program"]
+    assert program["inputs"][0]["spec"][1] == ["model"]
+    (result,) = [one for one in program["outputs"] if one["path"] == "['w']"]
+    assert result["spec"][0][:1] == ["data"]
+
+
+def test_a_named_layout_of_a_request_tells_its_rules(
+    run: Callable[..., Any], tmp_path: Path
+) -> None:
+    data = Program.trace(step, *ARGS).to_stablehlo()
+    asked = {"topology": "v5e:2x4", "mesh": {"data": 2, "model": 4}, "time_limit_s": 1.0}
+    run("plan", asked | {"layout": "named", "logical_axes": {"*": ["rows", "columns"]}}, data)
+    made = Plan.load(tmp_path / "plan.json")
+    assert set(made.layout_rules) == {"rows", "columns"}
+
+
 def test_progress_tells_stages_meshes_and_the_best_so_far(tmp_path: Path) -> None:
     told: list[dict[str, Any]] = []
     done = tasks.run("plan", MODEL | {"time_limit_s": 5.0}, None, tmp_path, told.append)

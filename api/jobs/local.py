@@ -14,8 +14,8 @@ from typing import Any, get_args
 
 from shardwright.api.jobs.engine import (
     Failed,
-    JobFailure,
     FailureKind,
+    JobFailure,
     Limits,
     Progressed,
     Report,

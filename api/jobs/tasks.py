@@ -17,6 +17,7 @@ from shardwright.errors import InputError
 from shardwright.hardware_profiles.chip import ChipProfile, parse_chip
 from shardwright.models import ReferenceModel, build
 from shardwright.models.choices import model_variants
+from shardwright.models.logical_axes import decoder_names
 from shardwright.planner.annotated import annotated_stablehlo
 from shardwright.planner.hand_made import evaluate
 from shardwright.planner.origin import with_origin
@@ -169,6 +170,7 @@ def _plan(
         name=subject.name,
         tokens_per_step=subject.tokens_per_step,
         on_progress=stages.tell,
+        **_layout(request, subject.program),
     )
     program = subject.program
     chosen: Mapping[str, Any] = {}
@@ -188,6 +190,19 @@ def _plan(
         "annotated.mlir": annotated_stablehlo(program, made),
     }
     return _summary(made), files
+
+
+def _layout(request: Mapping[str, Any], program: Program) -> dict[str, Any]:
+    """What `plan` is asked of layouts; models whose parameters are named as ours have names."""
+    if request.get("layout", "free") == "free":
+        return {}
+    given = request.get("logical_axes")
+    if given is None:
+        paths = [tensor.path for tensor in program.inputs]
+        named = decoder_names(paths, [len(tensor.shape) for tensor in program.inputs])
+    else:
+        named = {path: tuple(names) for path, names in given.items()}
+    return {"layout": request["layout"], "logical_axes": named}
 
 
 def _summary(made: Plan) -> dict[str, Any]:
