@@ -21,6 +21,8 @@ ARGUMENT, CARRY, GROUP, OPERATION, RESULT, JOIN = (
 )  # fmt: skip
 
 BARRIER = "stablehlo.optimization_barrier"
+STRUCTURED = ("stablehlo.while", "stablehlo.if", "stablehlo.case", BARRIER)
+"""Operations without a rule whose sharding their parts decide."""
 
 
 @dataclass(frozen=True)
@@ -146,7 +148,7 @@ class _Builder:
         self._uses: dict[int, list[Use]] = {}
         self._node_of_op = [-1] * len(graph.ops)
         self._open = [not value.free and not is_trivial(value) for value in graph.values]
-        self._known_members: dict[tuple[object, ...], list[int] | None] = {}
+        self._known_members: dict[int, list[int] | None] = {}
 
     def build(self) -> NodeGraph:
         for op in self._graph.ops:
@@ -173,14 +175,10 @@ class _Builder:
         return self._open[value]
 
     def _members(self, op: Op) -> list[int] | None:
-        """`_member_dims` of an operation; equal operations are looked at once."""
-        values = self._graph.values
-        shapes = tuple(values[v].shape for v in (*op.operands, *op.results))
-        # Equal operations share their rule, which the graph keeps.
-        key = (op.name, id(op.rule), "kernel" in op.detail, shapes)
-        if key not in self._known_members:
-            self._known_members[key] = _member_dims(op, op.rule, self._graph)
-        return self._known_members[key]
+        """`_member_dims` of an operation; operations of one form are looked at once."""
+        if op.form not in self._known_members:
+            self._known_members[op.form] = _member_dims(op, op.rule, self._graph)
+        return self._known_members[op.form]
 
     # -- groups of elementwise operations ------------------------------------------------------
 
@@ -293,7 +291,7 @@ class _Builder:
             for op in ops:
                 self._node_of_op[op.id] = node
         for op in self._graph.ops:
-            unknown = op.rule is None and not op.name.startswith(_STRUCTURED)
+            unknown = op.rule is None and not op.name.startswith(STRUCTURED)
             if unknown and any(map(self._decides, (*op.operands, *op.results))):
                 node = self._add_node(OPERATION, (), op.key.location or op.name, ops={op.id: ()})
                 self._node_of_op[op.id] = node
@@ -436,9 +434,6 @@ class _Builder:
             if self._decides(value):
                 self._use(value, node, self._whole_dims(value), -1, k, 1.0, end)
         return tuple(nodes)
-
-
-_STRUCTURED = ("stablehlo.while", "stablehlo.if", "stablehlo.case", BARRIER)
 
 
 def _large_factors(rule: Rule) -> list[int]:

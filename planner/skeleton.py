@@ -18,7 +18,7 @@ from shardwright.planner.mlir import PREFETCHABLE
 from shardwright.planner.narrowing import Narrowing
 from shardwright.planner.nodes import GROUP, OPERATION, NodeGraph, Port, Use, is_trivial
 from shardwright.planner.partial_sums import sums_of_products
-from shardwright.planner.rules import DimFactors, Rule
+from shardwright.planner.rules import DimFactors
 
 _K = TypeVar("_K", bound=Hashable)
 
@@ -211,11 +211,7 @@ class _OpSignatures:
     def __init__(self, nodes: NodeGraph) -> None:
         self._nodes = nodes
         self._graph = nodes.graph
-        self._types: _Numbers[tuple[tuple[int, ...], str, bool]] = _Numbers()
-        values = self._graph.values
-        self._type_of = [self._types((v.shape, v.dtype, v.free)) for v in values]
-        self._rules: _Numbers[Rule | None] = _Numbers()
-        self._rule_of: dict[int, int] = {}
+        self._free = [value.free for value in self._graph.values]
         self._numbers: _Numbers[tuple[object, ...]] = _Numbers()
         self._known: dict[int, int] = {}
 
@@ -225,18 +221,12 @@ class _OpSignatures:
         return self._known[op_id]
 
     def _signature(self, op: Op) -> tuple[object, ...]:
-        # Rules are shared between equal operations, so that most are known by identity.
-        rule = self._rule_of.get(id(op.rule))
-        if rule is None:
-            rule = self._rule_of[id(op.rule)] = self._rules(op.rule)
-        node = self._nodes.node_of_op[op.id]
+        node, free = self._nodes.node_of_op[op.id], self._free
         return (
-            op.name,
-            rule,
+            op.form,
             op.manual,
-            repr(op.detail) if op.detail else "",
-            tuple(self._type_of[v] for v in op.operands),
-            tuple(self._type_of[v] for v in op.results),
+            tuple([free[v] for v in op.operands]),
+            tuple([free[v] for v in op.results]),
             self._nodes.nodes[node].ops.get(op.id) if node >= 0 else None,
         )
 
@@ -255,6 +245,7 @@ class _Builder:
         self._loop_of = [-1] * len(nodes.nodes)
         self._signature = _OpSignatures(nodes)
         self._prefetch = prefetchable_values(self._graph)
+        self._arguments = frozenset(self._graph.arguments)
         self._narrowing = Narrowing(self._graph)
         self._sums = sums_of_products(self._graph)
         self._carry_trips = {
@@ -495,7 +486,7 @@ class _Builder:
     def _as_given(self, value: int, use: Use) -> bool:
         """Whether elementwise work reads an argument: as it is sharded, not gathered."""
         elementwise = self._nodes.nodes[use.port.node].kind == GROUP
-        return elementwise and value in self._graph.arguments
+        return elementwise and value in self._arguments
 
     def _hold(
         self, value: int, dims: DimFactors, *, above_least: bool, dtype: str | None = None

@@ -12,7 +12,7 @@ from shardwright.planner.expert_starts import expert_starts
 from shardwright.planner.problem import ShardingProblem
 from shardwright.planner.solver import Problem, Solution, solve
 from shardwright.planner.solver.incumbent import PROVEN, Incumbent, relative_gap
-from shardwright.planner.solver.mixtures import mix
+from shardwright.planner.solver.mixtures import Priced, mix, price_memory
 from shardwright.planner.solver.ties import Tied, tie
 from shardwright.planner.solver.whole import improve
 
@@ -21,9 +21,10 @@ _ALONE, _EXPERTS = 0.7, 0.1
 _LEAST_EXPERT_SECONDS = 0.5
 _MOST_WHOLE = 3000
 """Up to this many nodes what is left open after tying is solved as it is."""
-_TIED_GAP = 1e-2
-"""Of the tied problem no more is asked: where memory binds the last percent is slow to prove, and
-layers that may differ undercut it by as much."""
+_TIED_GAP = 3e-2
+"""Of a search in the tied problem no more is asked. Where memory binds the last percents are slow
+to prove, layers that may differ undercut them by as much, and what is cheapest at the right prices
+of memory comes nearer at once."""
 
 
 @without_collector()
@@ -54,21 +55,33 @@ def solve_weighed(
     if problem.alike is None:
         return solver.solve(program, warm_starts, gap)
     tied = tie(program, problem.alike)
-    begun = _cheapest(program, warm_starts) if untie else None
-    if begun is None:
-        starts = [tied.project(choices) for choices in warm_starts]
-        solution = solver.solve(tied.problem, starts, max(gap, _TIED_GAP))
-        begun = tied.lift(solution.choices)
+    known = [tied.project(choices) for choices in warm_starts]
+    begun = _best(program, warm_starts) if untie else Incumbent(program)
+    if not begun.found:
+        solution = solver.solve(tied.problem, known, max(gap, _TIED_GAP))
         if solution.status == "cut off":
-            return replace(solution, choices=begun)
+            return replace(solution, choices=tied.lift(solution.choices))
         if solution.status == "infeasible":
             # Untied choices might fit.
-            return replace(solution, choices=begun, bound=-math.inf, least_peak_proven=False)
-        if not untie:
-            return replace(
-                solution, choices=begun, bound=-math.inf, gap=math.inf, status="feasible"
-            )
-    return _untied(program, tied, begun, deadline, gap, seed)
+            choices = tied.lift(solution.choices)
+            return replace(solution, choices=choices, bound=-math.inf, least_peak_proven=False)
+        known = [solution.choices]
+    upper = _best(tied.problem, known).cost
+    priced = price_memory(tied.problem, upper, deadline=deadline, gap=gap, seed=seed)
+    if not begun.found:
+        begun = _best(program, [tied.lift(choices) for choices in (*known, *priced.choices)])
+    assert begun.choices is not None
+    if untie:
+        return _untied(program, tied, priced, begun.choices, deadline, gap, seed)
+    return replace(
+        solution,
+        choices=begun.choices,
+        cost=begun.cost,
+        bound=-math.inf,
+        gap=math.inf,
+        status="feasible",
+        peak=begun.peak,
+    )
 
 
 @dataclass(frozen=True)
@@ -109,19 +122,25 @@ class _Solver:
         return _with_bound(again, solution.bound, gap)
 
 
-def _cheapest(program: Problem, known: Sequence[Sequence[int]]) -> tuple[int, ...] | None:
+def _best(program: Problem, known: Sequence[Sequence[int]]) -> Incumbent:
     """The cheapest of some choices that fit, if any do."""
     incumbent = Incumbent(program)
     for choices in known:
         incumbent.offer(choices)
-    return incumbent.choices if incumbent.found else None
+    return incumbent
 
 
 def _untied(
-    program: Problem, tied: Tied, begun: Sequence[int], deadline: float, gap: float, seed: int
+    program: Problem,
+    tied: Tied,
+    priced: Priced,
+    begun: Sequence[int],
+    deadline: float,
+    gap: float,
+    seed: int,
 ) -> Solution:
     """Choices in which alike nodes may differ, better than those known, and their bound."""
-    mixed = mix(program, tied, begun, deadline=deadline, gap=gap, seed=seed)
+    mixed = mix(program, tied, priced, begun, deadline=deadline, gap=gap, seed=seed)
     untied = improve(
         program, mixed.choices, deadline=deadline, gap=gap, seed=seed, prices=mixed.prices
     )

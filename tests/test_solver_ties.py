@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardwright.planner.solver import Edge, MemoryTerm, Problem, evaluate, solve
-from shardwright.planner.solver.mixtures import mix
+from shardwright.planner.solver.mixtures import mix, price_memory
 from shardwright.planner.solver.problem import memory_profile
 from shardwright.planner.solver.restricted import open_nodes, restrict
 from shardwright.planner.solver.ties import tie
@@ -144,6 +144,13 @@ def test_what_is_left_open_costs_and_holds_as_much_as_the_whole(case, seed):
         assert left.project(left.lift(choices)) == choices
 
 
+def mixture(problem, tied, start):
+    until = time.perf_counter() + 20
+    cost = evaluate(problem, start).cost
+    priced = price_memory(tied.problem, cost, deadline=until, gap=0.0, seed=0)
+    return mix(problem, tied, priced, start, deadline=until, gap=0.0, seed=0)
+
+
 def test_parts_that_choose_differently_use_the_memory_that_one_choice_for_all_leaves():
     # Ten parts; the fast choice costs 1 and holds 10 bytes, the lean one costs 2 and holds 5.
     costs = np.array([1.0, 2.0])
@@ -153,7 +160,7 @@ def test_parts_that_choose_differently_use_the_memory_that_one_choice_for_all_le
     alone = solve(tied.problem)
     assert alone.cost == 20
     start = tied.lift(alone.choices)
-    mixed = mix(problem, tied, start, deadline=time.perf_counter() + 20, gap=0.0, seed=0)
+    mixed = mixture(problem, tied, start)
     assert evaluate(problem, mixed.choices).cost == 14
     better = improve(
         problem, mixed.choices, deadline=time.perf_counter() + 20, gap=0.0, prices=mixed.prices
@@ -171,6 +178,6 @@ def test_mixtures_fit_and_cost_no_more_than_one_choice_for_all(case):
     if alone.status == "infeasible":
         return
     start = tied.lift(alone.choices)
-    mixed = mix(problem, tied, start, deadline=time.perf_counter() + 20, gap=0.0, seed=0)
+    mixed = mixture(problem, tied, start)
     checked = evaluate(problem, mixed.choices)
     assert checked.feasible and checked.cost <= alone.cost

@@ -18,7 +18,7 @@ import numpy as np
 from shardwright.planner.solver.arrays import to_arrays
 from shardwright.planner.solver.dual import Dual
 from shardwright.planner.solver.network import Network, NoFeasibleChoiceError
-from shardwright.planner.solver.problem import FloatArray, Problem, evaluate
+from shardwright.planner.solver.problem import FloatArray, Problem
 from shardwright.planner.solver.reductions import forbid_unsupported, reduce_memory
 from shardwright.planner.solver.restricted import open_nodes, restrict
 from shardwright.planner.solver.solve import solve
@@ -44,9 +44,43 @@ class Mixture:
     prices: dict[int, float]
 
 
+@dataclass(frozen=True)
+class Priced:
+    """What is cheapest where memory is paid for instead of limited.
+
+    Attributes:
+      prices: the right ones, cost per byte by time point; all 0 where memory does not bind.
+      choices: the cheapest at these prices, and at somewhat lower and higher ones.
+    """
+
+    prices: FloatArray
+    choices: tuple[tuple[int, ...], ...]
+
+
+def price_memory(
+    problem: Problem, upper: float, *, deadline: float, gap: float, seed: int
+) -> Priced:
+    """Choices that are cheapest at about the right prices of memory; not all of them need to fit.
+
+    Args:
+      upper: cost of known choices; inf where none are.
+      deadline: on the clock of `time.perf_counter`.
+      gap: as of `mix`.
+    """
+    prices = _prices(problem, upper, deadline)
+    found = []
+    for factor in _FACTORS if prices.any() else ():
+        left = min(_PRICED_SECONDS, deadline - time.perf_counter())
+        if left > 0:
+            paid = _priced(problem, factor * prices)
+            found.append(solve(paid, time_limit_s=left, gap=0.1 * gap, seed=seed).choices)
+    return Priced(prices, tuple(found))
+
+
 def mix(
     problem: Problem,
     tied: Tied,
+    priced: Priced,
     choices: Sequence[int],
     *,
     deadline: float,
@@ -58,23 +92,15 @@ def mix(
     Args:
       problem: the whole problem.
       tied: its alike nodes tied.
+      priced: of the tied problem.
       choices: feasible ones of the whole problem; the mixture costs no more.
       deadline: on the clock of `time.perf_counter`.
       gap: relative gap at which to stop.
     """
     start = tuple(choices)
-    prices = _prices(tied.problem, evaluate(problem, start).cost, deadline)
-    if not prices.any():
+    if not priced.prices.any():
         return Mixture(start, {})
-    known = [start]
-    for factor in _FACTORS:
-        left = min(_PRICED_SECONDS, deadline - time.perf_counter())
-        if left > 0:
-            priced = solve(
-                _priced(tied.problem, factor * prices), time_limit_s=left, gap=0.1 * gap, seed=seed
-            )
-            known.append(tied.lift(priced.choices))
-    small = restrict(problem, known)
+    small = restrict(problem, [start, *map(tied.lift, priced.choices)])
     left = open_nodes(small.problem)
     mixed = start
     if left is not None:
@@ -86,8 +112,8 @@ def mix(
             warm_starts=[left.project(small.project(start))],
         )
         mixed = small.lift(left.lift(best.choices))
-    at = np.flatnonzero(prices).tolist()
-    return Mixture(mixed, {tied.times[t]: float(prices[t]) for t in at})
+    at = np.flatnonzero(priced.prices).tolist()
+    return Mixture(mixed, {tied.times[t]: float(priced.prices[t]) for t in at})
 
 
 def _prices(problem: Problem, upper: float, deadline: float) -> FloatArray:
