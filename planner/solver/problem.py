@@ -177,11 +177,12 @@ def validate(problem: Problem) -> None:
     Raises:
       InputError: the first thing that does not fit, with its node or edge.
     """
+    checked: set[int] = set()  # nodes, edges and terms may share their arrays
     for node, costs in enumerate(problem.costs):
         where = node_name(problem, node)
         if costs.ndim != 1 or not len(costs):
             raise InputError("no strategies", where=where, do="give at least one cost")
-        _check_costs(costs, where)
+        _check_costs(costs, where, checked)
     for number, edge in enumerate(problem.edges):
         where = f"edge {number} ({edge.a}, {edge.b})"
         for end in (edge.a, edge.b):
@@ -194,7 +195,7 @@ def validate(problem: Problem) -> None:
                 where=where,
                 do=f"give it the shape {shape}, strategies of {edge.a} by strategies of {edge.b}",
             )
-        _check_costs(edge.cost, where)
+        _check_costs(edge.cost, where, checked)
     for number, term in enumerate(problem.memory):
         where = f"memory term {number}"
         if not 0 <= term.node < len(problem.costs):
@@ -214,7 +215,10 @@ def validate(problem: Problem) -> None:
         raise InputError(f"memory limit {limit}", do="give bytes, not negative, or None")
 
 
-def _check_costs(costs: CostArray, where: str) -> None:
+def _check_costs(costs: CostArray, where: str, checked: set[int]) -> None:
+    if id(costs) in checked:
+        return
+    checked.add(id(costs))
     if costs.dtype.kind not in "iuf":
         raise InputError(f"costs of type {costs.dtype}", where=where, do="give float64 or int64")
     if costs.dtype.kind == "f" and (np.isnan(costs).any() or np.isneginf(costs).any()):

@@ -8,6 +8,7 @@ reduce.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
@@ -17,12 +18,32 @@ from shardwright.planner.solver.fixing import fix_by_bound
 from shardwright.planner.solver.incumbent import Incumbent, relative_gap
 from shardwright.planner.solver.kernels import forest_search
 from shardwright.planner.solver.network import IntArray, Network
+from shardwright.planner.solver.problem import Problem
+from shardwright.planner.solver.reductions import forbid_unsupported
 
+LEAST_ENTRIES = 20_000
+"""Smaller networks are solved before a quick bound would tell anything."""
 _MOST_ENTRIES = 50_000_000
 _ITERATIONS = 20
 _ATTEMPTS = 8
 _MOVES = 40
 _HOPELESS_GAP = 0.2
+
+
+def costs_alone(problem: Problem, cutoff: float) -> float:
+    """A bound at no price on memory, where it reaches the cutoff; otherwise -inf.
+
+    Of a mesh that is too slow however much memory there is, this is all that has to be known.
+
+    Raises:
+      NoFeasibleChoiceError: what is forbidden excludes every choice.
+    """
+    network = Network(replace(problem, memory=(), memory_limit=None))
+    if not LEAST_ENTRIES <= network.entries() <= _MOST_ENTRIES:
+        return -math.inf
+    forbid_unsupported(network, network.alive())
+    dual = Dual(to_arrays(network, share=True), enough=cutoff - network.constant)
+    return dual.bound + network.constant
 
 
 def screen(

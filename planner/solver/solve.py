@@ -18,12 +18,11 @@ from shardwright.planner.solver.least_peak import find_least_peak
 from shardwright.planner.solver.network import IntArray, Network, NoFeasibleChoiceError
 from shardwright.planner.solver.problem import Problem, evaluate, validate
 from shardwright.planner.solver.reductions import forbid_unsupported, reduce, reduce_memory
+from shardwright.planner.solver.screening import LEAST_ENTRIES, costs_alone, screen
 
 _PLAIN_EXACT_ENTRIES = 5_000
 _ELIMINATION_ENTRIES = 1e6
 _LEAST_TIME_FOR_PEAK_S = 1.0
-LEAST_ENTRIES = 20_000
-"""Smaller networks are solved before a quick bound would tell anything."""
 
 
 @dataclass(frozen=True)
@@ -127,12 +126,14 @@ def _search_to(
     started = time.perf_counter()
     bound = -math.inf
     try:
+        if options.cutoff < math.inf:
+            bound = costs_alone(problem, options.cutoff)
+            if bound >= options.cutoff:
+                return bound
         network = Network(problem)
         forbid_unsupported(network, network.alive())
         reduce_memory(network)
         if network.entries() >= LEAST_ENTRIES:
-            from shardwright.planner.solver.screening import screen
-
             bound = screen(
                 network, incumbent, gap=options.gap, cutoff=options.cutoff, seed=options.seed
             )
