@@ -285,9 +285,10 @@ class _Moved:
 
     def communication(self, told: Communication) -> Communication:
         value = self._value(told.from_value)
-        readings = self._pieces.readings
-        pairs = zip(readings[told.from_value], readings[value], strict=True)
-        place_of = {like[0]: own[0] for like, own in pairs}
+        # Nothing reads what an argmax finds besides the index, and yet it is reduced.
+        like, own = (self._pieces.readings.get(v, []) for v in (told.from_value, value))
+        pairs = zip(like, own, strict=True)
+        place_of = {theirs[0]: ours[0] for theirs, ours in pairs}
         read_by = tuple(sorted({self._reader(r, place_of) for r in told.read_by}))
         dtype = told.dtype
         if told.step.kind == "all_gather":
