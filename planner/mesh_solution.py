@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -112,28 +112,22 @@ def solve_mesh(
       cutoff: seconds of a step; a mesh on which no plan takes less is ruled out.
       estimated: what to begin with; the nodes of alike layers may then choose differently.
     """
-    deadline = time.monotonic() + time_limit_s
+    solver = _Solver(time.monotonic() + time_limit_s, seed, gap, untie=estimated is not None)
     best: Candidate | None = None
     least: PeakMemory | None = None
     proven = False
     bound = -math.inf
     weights = dict.fromkeys(problem.loops, _LEAST_WEIGHT)
+    begun: Solution | None = None
     if estimated is not None:
-        weights, warm = dict(estimated.weights), [estimated.solution.choices]
+        # Evaluated before alike layers are let differ, which takes long and needs the right limit.
+        weights, begun = dict(estimated.weights), estimated.solution
     for weight in _HIDING_WEIGHTS:
         limit = memory_limit
-        for _ in range(_MEMORY_ROUNDS):
-            solution = solve_weighed(
-                problem,
-                weights,
-                limit,
-                time_limit_s=max(LEAST_SECONDS, deadline - time.monotonic()),
-                seed=seed,
-                gap=gap,
-                cutoff=cutoff,
-                warm_starts=warm,
-                untie=estimated is not None,
-            )
+        for _ in range(_MEMORY_ROUNDS + (begun is not None)):
+            first, begun = begun, None
+            solution = first or solver(problem, weights, limit, warm, cutoff)
+            warm = warm if first is None else [first.choices]
             if limit >= memory_limit:
                 # For any weights, what the integer program cannot undercut, no step can.
                 bound = max(bound, problem.step_bound(solution.bound))
@@ -149,11 +143,13 @@ def solve_mesh(
                 if found.bytes > memory_limit and (least is None or found.bytes < least.bytes):
                     least = found
             if peak.bytes <= memory_limit and (
-                best is None or candidate.evaluation.step_s < best.evaluation.step_s
+                best is None or candidate.evaluation.step_s <= best.evaluation.step_s
             ):
                 best = candidate
             moved = memory_limit + solution.peak - peak.bytes
             too_strict = moved > limit * _NOTICED and solution.peak > limit / _BINDING
+            if not too_strict and peak.bytes <= memory_limit and first is not None:
+                continue
             if (not too_strict and peak.bytes <= memory_limit) or moved <= 0:
                 break
             limit = moved
@@ -163,19 +159,12 @@ def solve_mesh(
         weights.update(dict.fromkeys(longer, weight))
     if best is None:
         return Misfit(least or peak, proven)
+    if not math.isfinite(best.solution.bound):
+        # The estimate was not undercut: what is proven is proven of it too.
+        best = replace(best, solution=_as_stated(problem, best.solution, bound, gap))
     share = _exposed_share(problem, best)
-    if share > 0.0 and time.monotonic() < deadline:
-        other = solve_weighed(
-            problem.exposing(share),
-            weights,
-            limit,
-            time_limit_s=max(LEAST_SECONDS, deadline - time.monotonic()),
-            seed=seed,
-            gap=gap,
-            cutoff=math.inf,
-            warm_starts=[best.solution.choices],
-            untie=estimated is not None,
-        )
+    if share > 0.0 and time.monotonic() < solver.deadline:
+        other = solver(problem.exposing(share), weights, limit, [best.solution.choices])
         candidate = evaluate_choices(prepared, problem, _as_stated(problem, other, bound, gap))
         evaluation = candidate.evaluation
         if evaluation.peak.bytes <= memory_limit and evaluation.step_s < best.evaluation.step_s:
@@ -192,21 +181,11 @@ def estimate_mesh(
     cutoff: float = math.inf,
 ) -> Estimate | Misfit | RuledOut:
     """The best solution on one mesh by the integer program alone; otherwise as `solve_mesh`."""
-    deadline = time.monotonic() + time_limit_s
+    solver = _Solver(time.monotonic() + time_limit_s, seed, gap, untie=False)
     best: Estimate | None = None
     weights = dict.fromkeys(problem.loops, _LEAST_WEIGHT)
     for weight in _HIDING_WEIGHTS:
-        solution = solve_weighed(
-            problem,
-            weights,
-            memory_limit,
-            time_limit_s=max(LEAST_SECONDS, deadline - time.monotonic()),
-            seed=seed,
-            gap=gap,
-            cutoff=cutoff,
-            warm_starts=(),
-            untie=False,
-        )
+        solution = solver(problem, weights, memory_limit, (), cutoff)
         if solution.status == "cut off":
             return best or RuledOut(problem.step_bound(solution.bound))
         if solution.status == "infeasible":
@@ -220,6 +199,36 @@ def estimate_mesh(
         weights.update(dict.fromkeys(longer, weight))
     assert best is not None
     return best
+
+
+@dataclass(frozen=True)
+class _Solver:
+    """What all solutions of one mesh are asked for with."""
+
+    deadline: float
+    seed: int
+    gap: float
+    untie: bool
+
+    def __call__(
+        self,
+        problem: ShardingProblem,
+        weights: Mapping[int, float],
+        limit: float,
+        warm: Sequence[tuple[int, ...]],
+        cutoff: float = math.inf,
+    ) -> Solution:
+        return solve_weighed(
+            problem,
+            weights,
+            limit,
+            time_limit_s=max(LEAST_SECONDS, self.deadline - time.monotonic()),
+            seed=self.seed,
+            gap=self.gap,
+            cutoff=cutoff,
+            warm_starts=warm,
+            untie=self.untie,
+        )
 
 
 def _as_stated(problem: ShardingProblem, solution: Solution, bound: float, gap: float) -> Solution:

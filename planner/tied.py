@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from shardwright.planner.collector import without_collector
@@ -55,22 +55,32 @@ def solve_weighed(
     if problem.alike is None:
         return solver.solve(program, warm_starts, gap)
     tied = tie(program, problem.alike)
-    known = [tied.project(choices) for choices in warm_starts]
-    begun = _best(program, warm_starts) if untie else Incumbent(program)
+    starts = [tied.project(choices) for choices in warm_starts]
+    begun = Incumbent(program)
+    priced = None
+
+    def price(upper: float) -> Priced:
+        return price_memory(tied.problem, upper, deadline=deadline, gap=gap, seed=seed)
+
+    if untie:
+        priced = price(_best(program, warm_starts).cost)
+        if priced.binds:
+            begun = _best(program, [*warm_starts, *map(tied.lift, priced.choices)])
     if not begun.found:
-        solution = solver.solve(tied.problem, known, max(gap, _TIED_GAP))
-        if solution.status == "cut off":
-            return replace(solution, choices=tied.lift(solution.choices))
-        if solution.status == "infeasible":
-            # Untied choices might fit.
+        binds = priced is None or priced.binds
+        solution = solver.solve(tied.problem, starts, max(gap, _TIED_GAP) if binds else gap)
+        if priced is None and solution.status in ("optimal", "feasible"):
+            priced = price(solution.cost)
+            if not priced.binds:
+                solution = solver.solve(tied.problem, [solution.choices], gap)
+        if priced is None or solution.status in ("cut off", "infeasible"):
             choices = tied.lift(solution.choices)
+            if solution.status == "cut off":
+                return replace(solution, choices=choices)
+            # Untied choices might fit.
             return replace(solution, choices=choices, bound=-math.inf, least_peak_proven=False)
-        known = [solution.choices]
-    upper = _best(tied.problem, known).cost
-    priced = price_memory(tied.problem, upper, deadline=deadline, gap=gap, seed=seed)
-    if not begun.found:
-        begun = _best(program, [tied.lift(choices) for choices in (*known, *priced.choices)])
-    assert begun.choices is not None
+        begun = _best(program, map(tied.lift, [solution.choices, *priced.choices]))
+    assert priced is not None and begun.choices is not None
     if untie:
         return _untied(program, tied, priced, begun.choices, deadline, gap, seed)
     return replace(
@@ -122,7 +132,7 @@ class _Solver:
         return _with_bound(again, solution.bound, gap)
 
 
-def _best(program: Problem, known: Sequence[Sequence[int]]) -> Incumbent:
+def _best(program: Problem, known: Iterable[Sequence[int]]) -> Incumbent:
     """The cheapest of some choices that fit, if any do."""
     incumbent = Incumbent(program)
     for choices in known:

@@ -56,6 +56,11 @@ class Priced:
     prices: FloatArray
     choices: tuple[tuple[int, ...], ...]
 
+    @property
+    def binds(self) -> bool:
+        """Whether memory keeps anything from being chosen."""
+        return bool(self.prices.any())
+
 
 def price_memory(
     problem: Problem, upper: float, *, deadline: float, gap: float, seed: int
@@ -98,7 +103,7 @@ def mix(
       gap: relative gap at which to stop.
     """
     start = tuple(choices)
-    if not priced.prices.any():
+    if not priced.binds:
         return Mixture(start, {})
     small = restrict(problem, [start, *map(tied.lift, priced.choices)])
     left = open_nodes(small.problem)
