@@ -173,7 +173,11 @@ class _Run:
 
     def note(self, found: SearchResult | Outdone) -> None:
         """Takes up what a search found."""
-        self.considered |= {one.mesh: one for one in found.considered}
+        for one in found.considered:
+            known = self.considered.get(one.mesh)
+            # A mesh may be planned again, and worse.
+            if known is None or (one.step_s or math.inf) <= (known.step_s or math.inf):
+                self.considered[one.mesh] = one
         if isinstance(found, SearchResult):
             self.plans.append(found)
         else:

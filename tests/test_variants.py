@@ -10,8 +10,10 @@ import jax.numpy as jnp
 import pytest
 
 import shardwright as sw
+from shardwright.hardware_profiles import meshes_for_shape, parse_slice
 from shardwright.models.choices import combinations
-from shardwright.planner.search import Progress
+from shardwright.planner import variants
+from shardwright.planner.search import Considered, Outdone, Progress
 from shardwright.reports.page import plan_page
 
 TOPOLOGY = "v5e:2x2"
@@ -118,6 +120,14 @@ def test_where_memory_is_short_the_form_that_fits_is_chosen_and_the_others_say_s
     told = {one.name: one for one in plan.data.variants}
     assert told[fast].status.startswith("does not fit")
     assert told[fast].peak_memory_bytes == pytest.approx(least[fast], rel=0.05)
+
+
+def test_of_a_mesh_that_is_planned_twice_the_better_plan_is_told() -> None:
+    mesh = meshes_for_shape(parse_slice(TOPOLOGY), {"x": parse_slice(TOPOLOGY).devices})[0]
+    run = variants._Run(form=None)  # type: ignore[arg-type]
+    for seconds in (1.0, 2.0, None):
+        run.note(Outdone((Considered(mesh, "planned", seconds),), bound_s=1.0))
+    assert run.considered[mesh].step_s == 1.0
 
 
 def test_no_form_that_fits_is_an_error_that_names_the_leanest() -> None:
