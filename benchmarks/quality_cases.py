@@ -7,12 +7,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
-from experts import EXPERTS
-from experts import Expert as DecoderExpert
 from jax.sharding import PartitionSpec
-from system_rows import SpecsOf, by_pattern, fully_sharded, replicated
+from small_programs import (
+    Made,
+    convolutions,
+    encoder,
+    mixture,
+    scanned,
+    unrolled,
+    vocabulary,
+)
 
-from shardwright.models.registry import ReferenceModel
+from shardwright.planner.spec_patterns import match_specs, parse_spec
 
 Mesh = dict[str, int]
 
@@ -23,23 +29,31 @@ class ByHand:
 
     Attributes:
       meshes: on which it may be done.
-      specs: from the model and a mesh to PartitionSpecs of its arguments.
-      options: of the model, with the mesh axes of its activations.
+      patterns: of the paths of arguments, and their shardings in the short form of `parse_spec`;
+        arguments without one are replicated.
+      cuts: what the program is given of how its activations are cut.
     """
 
     name: str
     meshes: tuple[Mesh, ...]
-    specs: Callable[[ReferenceModel, Mesh], Any]
-    options: dict[str, Any] = field(default_factory=dict)
+    patterns: dict[str, str]
+    cuts: dict[str, Any] = field(default_factory=dict)
+
+    def specs(self, args: Any) -> Any:
+        """PartitionSpecs of a program's arguments."""
+        flat, tree = jax.tree_util.tree_flatten_with_path(args)
+        asked = {pattern: parse_spec(spec, pattern) for pattern, spec in self.patterns.items()}
+        paths = [jax.tree_util.keystr(path) for path, _ in flat]
+        found = match_specs(asked, paths, "specs")
+        return tree.unflatten([PartitionSpec(*(spec or ())) for spec in found])
 
 
 @dataclass(frozen=True)
 class Case:
-    """A program on a slice."""
+    """A program on a slice; `make` takes what its activations are cut by."""
 
     name: str
-    model: str
-    options: dict[str, Any]
+    make: Callable[..., Made]
     topology: str
     by_hand: tuple[ByHand, ...]
 
@@ -49,115 +63,96 @@ class Case:
         return "".join(c if c.isalnum() else "-" for c in self.name)
 
 
-def _decoder(expert: DecoderExpert, devices: int) -> ByHand:
-    def specs(model: ReferenceModel, mesh: Mesh) -> Any:
-        return expert.state_specs(model.example_args[0], mesh), PartitionSpec("data")
+_ALL = ({"data": 8},)
+_TWO = ({"data": 4, "model": 2}, {"data": 2, "model": 4})
+_ROWS = "[1]*"
 
-    return ByHand(
-        expert.name,
-        tuple(expert.meshes(devices)),
-        specs,
-        {"residual_axes": expert.residual_axes},
+
+def _dense(
+    cut: tuple[str | None, ...], first: str, last: str, *, stacked: bool
+) -> tuple[ByHand, ...]:
+    """Data parallel, FSDP (Rajbhandari et al., 2020), tensor parallel (Shoeybi et al., 2019), both.
+
+    Args:
+      cut: of the activations.
+      first, last: names of the weights into and out of the inner dimension.
+      stacked: whether weights have a leading dimension of layers.
+    """
+    stack = "None," if stacked else ""
+
+    def ways(**axes: str) -> dict[str, str]:
+        return {f"*['{name}']": stack + spec for name, spec in axes.items()} | {_ROWS: "data"}
+
+    cuts = {"cut": cut}
+    return (
+        ByHand("data parallel", _ALL, {_ROWS: "data"}, cuts),
+        ByHand("FSDP", _ALL, ways(**{first: "data", last: "data"}), cuts),
+        ByHand("tensor parallel", _TWO, ways(**{first: "None,model", last: "model"}), cuts),
+        ByHand("FSDP x tensor", _TWO, ways(**{first: "data,model", last: "model,data"}), cuts),
     )
 
 
-def _by_path(specs_of: SpecsOf) -> Callable[[ReferenceModel, Mesh], Any]:
-    def specs(model: ReferenceModel, mesh: Mesh) -> Any:
-        flat, tree = jax.tree_util.tree_flatten_with_path(model.example_args)
-        found = specs_of(
-            [jax.tree_util.keystr(path) for path, _ in flat], [leaf.shape for _, leaf in flat], mesh
-        )
-        return tree.unflatten([PartitionSpec(*spec) for spec in found])
-
-    return specs
-
-
-_DEVICES = 8
-_DECODERS = tuple(_decoder(expert, _DEVICES) for expert in EXPERTS[:4])
-"""Data parallel, FSDP, tensor parallel, FSDP x tensor."""
-
-_ALL = ({"data": 8},)
-_RESIDUAL = {"residual_axes": ("data", None, None)}
+_GROUPS = {"cut": ("data", None, None)}
 _MIXTURE = (
-    ByHand("data parallel", _ALL, _by_path(replicated("data")), _RESIDUAL),
-    ByHand("FSDP", _ALL, _by_path(fully_sharded("data")), _RESIDUAL),
+    ByHand("data parallel", _ALL, {_ROWS: "data"}, _GROUPS),
+    ByHand(
+        "FSDP", _ALL, {"*['up']": "None,data", "*['down']": "None,data", _ROWS: "data"}, _GROUPS
+    ),
     # Experts over the devices that the batch is over, as in GShard (2020), section 3.2.
     ByHand(
         "expert parallel",
         _ALL,
-        _by_path(
-            lambda paths, shapes, mesh: [
-                ("data",) if path[:3] == "[1]" else (None, "data") if "['routed']" in path else ()
-                for path in paths
-            ]
-        ),
-        {
-            **_RESIDUAL,
-            "expert_axes": ("data", None, None, None),
-            "token_axes": (None, "data", None, None),
-        },
+        {"*['up']": "data", "*['down']": "data", _ROWS: "data"},
+        _GROUPS | {"expert_cut": ("data", None, None, None)},
     ),
     ByHand(
         "tensor parallel",
-        ({"data": 4, "model": 2}, {"data": 2, "model": 4}),
-        _by_path(
-            by_pattern(
-                batch="data",
-                wq="None,None,model",
-                wk="None,None,model",
-                wv="None,None,model",
-                wo="None,model",
-                w_gate="None,None,None,model",
-                w_up="None,None,None,model",
-                w_down="None,None,model",
-                embedding="model",
-                head="None,model",
-            )
-        ),
-        _RESIDUAL,
+        _TWO,
+        {"*['up']": "None,None,model", "*['down']": "None,model", _ROWS: "data"},
+        _GROUPS,
     ),
 )
 
 _CUT = ({"data": 4, "space": 2}, {"data": 2, "space": 4})
-_IMAGES = (
-    ByHand("data parallel", _ALL, _by_path(replicated("data"))),
-    ByHand("FSDP", _ALL, _by_path(fully_sharded("data"))),
-    ByHand("data x spatial", _CUT, _by_path(replicated("data,space"))),
-    ByHand("FSDP x spatial", _CUT, _by_path(fully_sharded("data,space"))),
-)
-_CLASSES = (
-    *_IMAGES[:2],
-    *(
-        ByHand(name, _CUT, _by_path(by_pattern(images="data,space", labels="data")))
-        for name in ("data x spatial",)
-    ),
+_IMAGES = {"cut": ("data", None, None, None)}
+_CUT_IMAGES = {"cut": ("data", "space", None, None)}
+_CONVOLUTIONS = (
+    ByHand("data parallel", _ALL, {_ROWS: "data"}, _IMAGES),
+    ByHand("FSDP", _ALL, {"[0]*": "None,None,data", _ROWS: "data"}, _IMAGES),
+    ByHand("data x spatial", _CUT, {_ROWS: "data,space"}, _CUT_IMAGES),
     ByHand(
         "channel parallel",
-        ({"data": 4, "model": 2}, {"data": 2, "model": 4}),
-        _by_path(by_pattern(batch="data", kernel="None,None,None,model")),
+        _TWO,
+        {"[0]*": "None,None,None,model", _ROWS: "data"},
+        {"cut": ("data", None, None, "model")},
     ),
 )
 
-_LEAN: dict[str, Any] = {"optimizer": "momentum", "clip_norm": None}
-"""Fewer kernels to compile, with one moment of the optimizer's state."""
-_DENSE: dict[str, Any] = _LEAN | {
-    "layers": 4, "d_model": 1024, "heads": 8, "kv_heads": 8, "d_ff": 4096, "vocab": 8192,
-    "sequence": 512, "batch": 64, "remat": "none",
-}  # fmt: skip
-_EXPERTS_8: dict[str, Any] = _LEAN | {
-    "layers": 2, "d_model": 1024, "heads": 8, "kv_heads": 8, "d_ff": 2048, "experts": 8,
-    "vocab": 8192, "sequence": 512, "batch": 32, "remat": "none",
-}  # fmt: skip
-_BERT: dict[str, Any] = _LEAN | {"layers": 4, "batch": 128, "vocab": 8192, "sequence": 256}
-_UNET: dict[str, Any] = {"filters": ((64, 64), (128, 128)), "image": 256, "batch": 32}
-_RESNET: dict[str, Any] = {"depths": (1, 1, 1, 1), "image": 128, "batch": 256}
-_UNROLLED = {**_DENSE, "layers": 1, "scan_layers": False}
-
 CASES = (
-    Case("dense, scanned", "llama3-8b", _DENSE, "v5e:2x4", _DECODERS),
-    Case("dense, unrolled", "llama3-8b", _UNROLLED, "v5e:2x4", _DECODERS),
-    Case("encoder", "bert-large", _BERT, "v6e:2x4", _DECODERS),
-    Case("mixture of experts", "mixtral-8x7b", _EXPERTS_8, "v5e:2x4", _MIXTURE),
-    Case("U-Net", "unet-2d", _UNET, "v5e:2x4", _IMAGES),
-    Case("ResNet", "resnet-50", _RESNET, "v5p:2x2x2", _CLASSES),
+    Case(
+        "dense, scanned",
+        lambda **cuts: scanned(16384, layers=4, **cuts),
+        "v5e:2x4",
+        _dense(("data", None), "up", "down", stacked=True),
+    ),
+    Case(
+        "dense, unrolled",
+        lambda **cuts: unrolled(32768, **cuts),
+        "v5e:2x4",
+        _dense(("data", None), "up", "down", stacked=False),
+    ),
+    Case(
+        "encoder",
+        lambda **cuts: encoder(64, sequence=1024, **cuts),
+        "v6e:2x4",
+        _dense(("data", None, None), "qkv", "out", stacked=False),
+    ),
+    Case("mixture of experts", lambda **cuts: mixture(64, **cuts), "v5e:2x4", _MIXTURE),
+    Case("convolutions", lambda **cuts: convolutions(256, **cuts), "v5e:2x4", _CONVOLUTIONS),
+    Case(
+        "vocabulary",
+        lambda **cuts: vocabulary(64, sequence=512, words=32768, **cuts),
+        "v5p:2x2x2",
+        _dense(("data", None, None), "head", "embedding", stacked=False),
+    ),
 )
