@@ -42,7 +42,9 @@ def _compile_for_tpu(folder: Path, job: dict[str, Any]) -> dict[str, Any]:
     from shardwright.hardware_profiles.chip import parse_chip
     from shardwright.hardware_profiles.mesh import LogicalMesh, order_devices
 
-    options = {"chip_config_name": "megacore"} if job["megacore"] else {}
+    options = {"chips_per_host_bounds": job["host"]}
+    if job["megacore"]:
+        options["chip_config_name"] = "megacore"
     if job["slices"] > 1:
         options["num_slices"] = job["slices"]
     topology = topologies.get_topology_desc(

@@ -21,9 +21,15 @@ from shardwright.planner.plan import Plan
 
 Compiler = Literal["tpu", "cpu"]
 
-_OUT_OF_MEMORY = re.compile(r"Used ([\d.]+)([KMG]) of ([\d.]+)([KMG]) hbm", re.IGNORECASE)
+_OUT_OF_MEMORY = re.compile(
+    r"(?:Used |HLO temporaries \()([\d.]+[KMG])(?: of |\) exceeds available HBM \()([\d.]+[KMG])",
+    re.IGNORECASE,
+)
+"""How libtpu says that there is no room: once buffers have places, and before."""
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 _SHOWN_ERROR = 500
+_HOST = (2, 2, 1)
+"""Chips of a host, as libtpu takes them where it is not told."""
 
 
 def check_libtpu(where: str) -> None:
@@ -39,9 +45,12 @@ def check_libtpu(where: str) -> None:
 def tpu_job(plan: Plan, on: Slice) -> dict[str, Any]:
     """What `compile_child` is told of a plan's slice, mesh and compiler options."""
     shape = "x".join(map(str, on.shape))
+    chips = (*on.shape, 1, 1)[: len(_HOST)]
     return {
         "compiler": "tpu",
         "topology": f"{on.chip.name}:{shape}",
+        # libtpu takes no slice that whole hosts do not make up: a smaller one is of a smaller host.
+        "host": [math.gcd(most, size) for most, size in zip(_HOST, chips, strict=True)],
         "slices": on.count,
         # v4 chips show as one device each only where asked for.
         "megacore": on.chip.name == "v4",
@@ -87,9 +96,10 @@ def run_compiler(folder: Path, compiler: Compiler, devices: int, time_limit_s: f
     if child.returncode == 0:
         return None
     said = _last_error(child.stderr)
-    if _OUT_OF_MEMORY.search(child.stderr) or "RESOURCE_EXHAUSTED" in said:
-        match = _OUT_OF_MEMORY.search(child.stderr)
-        return match[0] if match else said
+    if (needed := refusal(child.stderr)) is not None:
+        return needed
+    if "RESOURCE_EXHAUSTED" in said:
+        return said
     ended = f"exit code {child.returncode}"
     if child.returncode < 0:
         ended = signal.Signals(-child.returncode).name
@@ -109,7 +119,13 @@ def _last_error(text: str) -> str:
     return (telling or lines or ["nothing was said"])[-1][:_SHOWN_ERROR]
 
 
+def refusal(said: str) -> str | None:
+    """What a program needs of what there is, by a compiler's message; None where it tells not."""
+    match = _OUT_OF_MEMORY.search(said)
+    return f"Used {match[1]} of {match[2]} hbm" if match else None
+
+
 def bytes_used(said: str) -> float:
     """The memory that a program wants by a compiler's message; NaN where it does not say."""
     match = _OUT_OF_MEMORY.search(said)
-    return float(match[1]) * _UNITS[match[2].upper()] if match else math.nan
+    return float(match[1][:-1]) * _UNITS[match[1][-1].upper()] if match else math.nan

@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 import shardwright as sw
 from shardwright.cli import main
+from shardwright.hardware_profiles.slices import parse_slice
 from shardwright.planner import compiling
 
 MESH = {"x": 4, "y": 2}
@@ -118,17 +119,35 @@ def test_compiler_that_ends_its_process_is_told(
         sw.verify(data_parallel, step, *ARGUMENTS, compiler="cpu")
 
 
-def test_compiler_that_finds_no_room_gives_a_verdict(
-    data_parallel: sw.Plan, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    said = (
+@pytest.mark.parametrize(
+    "said",
+    [
         "jax.errors.JaxRuntimeError: RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out "
-        "of memory in memory space hbm. Used 20.00G of 15.75G hbm. Exceeded hbm capacity by 4.25G."
-    )
+        "of memory in memory space hbm. Used 20.00G of 15.75G hbm. Exceeded hbm capacity by 4.25G.",
+        "jax.errors.JaxRuntimeError: RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total "
+        "memory required for HLO temporaries (20.00G) exceeds available HBM (15.75G).",
+    ],
+    ids=["by allocation", "before"],
+)
+def test_compiler_that_finds_no_room_gives_a_verdict(
+    data_parallel: sw.Plan, monkeypatch: pytest.MonkeyPatch, said: str
+) -> None:
     monkeypatch.setattr(subprocess, "run", Child(1, said))
     found = sw.verify(data_parallel, step, *ARGUMENTS, compiler="cpu")
     assert not found.fits
     assert found.memory.compiled_used == 20 * 2**30
+    assert "Used 20.00G of 15.75G hbm" in found.problem
+
+
+@pytest.mark.parametrize(
+    ("topology", "host"),
+    [("v5e:1x1", [1, 1, 1]), ("v5e:2x4", [2, 2, 1]), ("tpu7x:1x1x1", [1, 1, 1])],
+)
+def test_slices_of_less_than_a_host_are_compiled_for_a_smaller_host(
+    data_parallel: sw.Plan, topology: str, host: list[int]
+) -> None:
+    # libtpu: "Topology layout is not divisible by the given (or default) chips_per_host_bounds".
+    assert compiling.tpu_job(data_parallel, parse_slice(topology))["host"] == host
 
 
 def test_command_prints_what_was_compared(
