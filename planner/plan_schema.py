@@ -27,8 +27,13 @@ class TensorModel(_Model):
 class OriginModel(_Model):
     """Where a program came from, as the command line names it."""
 
-    target: str = Field(description="a reference model, module:function, or a file")
+    target: str = Field(
+        description="a reference model, module:function, a file, or module:name of variants"
+    )
     args: str | None = Field(default=None, description="module:name of a function's arguments")
+    variant: str | None = Field(
+        default=None, description="the form that was planned, where `target` names variants"
+    )
     options: dict[str, Any] = Field(default={}, description="of a reference model")
 
 

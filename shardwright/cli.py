@@ -203,16 +203,16 @@ def plan(
                 **layouts.layout_options(layout, names, loaded.args),
                 **asked,
             )
-        if target is not None:
-            from shardwright.planner.origin import with_origin
+        from shardwright.planner.origin import with_origin
 
-            made.data = with_origin(
-                made.data,
-                loaded.model or target,
-                args=args,
-                options=forms.options_of(made.data, loaded),
-                unit=loaded.unit,
-            )
+        made.data = with_origin(
+            made.data,
+            variants or loaded.model or target or loaded.name,
+            args=args,
+            variant=made.data.variant if variants else None,
+            options=forms.options_of(made.data, loaded),
+            unit=loaded.unit,
+        )
     if output is not None:
         made.save(output)
     if as_json:

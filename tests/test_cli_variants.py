@@ -68,6 +68,23 @@ def test_a_dict_of_functions_is_planned(steps: str, capsys: pytest.CaptureFixtur
     assert [one["name"] for one in plan["variants"]] == ["twice", "once"]
 
 
+def test_the_form_that_was_planned_is_found_again(
+    steps: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "plan.json"
+    asked = ["--variants", f"{steps}:variants", "--args", f"{steps}:args", "-q", "-o", str(path)]
+    assert main(["plan", *asked, "-t", "v5e:2x2", "--mesh", "a=4"]) == 0
+    capsys.readouterr()
+    assert main(["verify", str(path), "--compiler", "cpu", "--quiet"]) == 0
+    assert "1 results differ from one device's by at most" in capsys.readouterr().out
+    # A form that is gone from the module since is told.
+    data = json.loads(path.read_text())
+    data["program"]["origin"]["variant"] = "thrice"
+    path.write_text(json.dumps(data))
+    assert main(["verify", str(path), "--compiler", "cpu", "--quiet"]) == 2
+    assert "no variant 'thrice' any more; there are twice, once" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
