@@ -21,8 +21,6 @@ ARGUMENT, CARRY, GROUP, OPERATION, RESULT, JOIN = (
 )  # fmt: skip
 
 BARRIER = "stablehlo.optimization_barrier"
-STRUCTURED = ("stablehlo.while", "stablehlo.if", "stablehlo.case", BARRIER)
-"""Operations without a rule whose sharding their parts decide."""
 
 
 @dataclass(frozen=True)
@@ -291,7 +289,7 @@ class _Builder:
             for op in ops:
                 self._node_of_op[op.id] = node
         for op in self._graph.ops:
-            unknown = op.rule is None and not op.name.startswith(STRUCTURED)
+            unknown = op.rule is None and not op.name.startswith(_STRUCTURED)
             if unknown and any(map(self._decides, (*op.operands, *op.results))):
                 node = self._add_node(OPERATION, (), op.key.location or op.name, ops={op.id: ()})
                 self._node_of_op[op.id] = node
@@ -434,6 +432,9 @@ class _Builder:
             if self._decides(value):
                 self._use(value, node, self._whole_dims(value), -1, k, 1.0, end)
         return tuple(nodes)
+
+
+_STRUCTURED = ("stablehlo.while", "stablehlo.if", "stablehlo.case", BARRIER)
 
 
 def _large_factors(rule: Rule) -> list[int]:

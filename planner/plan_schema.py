@@ -321,6 +321,18 @@ class LayoutModel(_Model):
     free_peak_memory_bytes: float
 
 
+class SizeAdviceModel(_Model):
+    """A dimension that the mesh does not divide, and a size of which a step takes less."""
+
+    argument: str = Field(description="the largest that has it; empty where none has it alone")
+    dimension: int | None = Field(description="of that argument")
+    also: int = Field(description="how many other arguments have the dimension")
+    size: int
+    better: int
+    saved_s: float = Field(description="of a step, by the integer program at both sizes")
+    saved_part: float = Field(description="of the step, from 0 to 1")
+
+
 class PlanModel(_Model):
     """A whole plan."""
 
@@ -351,6 +363,9 @@ class PlanModel(_Model):
         description="kernels that do not tell their FLOPs, counted as moving bytes alone",
     )
     assumptions: list[str] = Field(description="what was assumed for want of knowing")
+    size_advice: list[SizeAdviceModel] = Field(
+        default_factory=list, description="sizes that would be faster on this mesh"
+    )
     compiler_options: dict[str, str]
     options: OptionsModel
     versions: VersionsModel

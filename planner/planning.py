@@ -29,6 +29,7 @@ from shardwright.planner.refine import Entrant
 from shardwright.planner.refine import refine as refine_plans
 from shardwright.planner.requests import PlanRequest, checked
 from shardwright.planner.search import Progress, SearchResult, search_below, search_meshes
+from shardwright.planner.size_advice import size_advice
 from shardwright.planner.spec_patterns import PartialSpec
 from shardwright.planner.tracing import in_mesh
 from shardwright.planner.variants import (
@@ -40,6 +41,8 @@ from shardwright.planner.variants import (
 )
 
 _MOST_AXES = 3
+_ADVICE = 0.25
+"""Part of the time of a search that looking for better sizes may take besides."""
 _WORTH_COMPILING = 0.25
 """Plans that are slower than the best by more than this part are not compiled to refine."""
 
@@ -164,7 +167,7 @@ def plan(
         ranked[0] = _with_others(*ranked[0], asked, on, report)
         return _refined(ranked, asked.refine, made, report)
     report(Progress("plan"))
-    return made(*ranked[0])
+    return _with_advice(made(*ranked[0]), *ranked[0], asked, on)
 
 
 @dataclass(frozen=True)
@@ -260,6 +263,26 @@ def _search(
     )
     ranked = [(chosen.name, chosen.found), *chosen.others]
     return [(by_name[name], found) for name, found in ranked], outcomes
+
+
+def _with_advice(
+    plan: Plan, subject: _Subject, found: SearchResult, asked: PlanRequest, on: Slice
+) -> Plan:
+    """A plan that tells sizes that would be faster."""
+    form = subject.form
+    program = form.prepared.program
+    advice = size_advice(
+        replace(form.prepared, layout=None),
+        found.best.problem.mesh,
+        on.chip.device_hbm_bytes * asked.memory_fraction,
+        lambda nodes, mesh: fixed_strategies(
+            nodes, resolved_pins(program, nodes, subject.pins), mesh
+        ),
+        asked.time_limit_s * _ADVICE,
+        asked.seed,
+    )
+    plan.data = plan.data.model_copy(update={"size_advice": advice})
+    return plan
 
 
 def _with_others(

@@ -72,7 +72,11 @@ class Prepared:
 def prepare(program: Program) -> Prepared:
     """Builds the op graph of a program and everything else that no mesh changes."""
     load_extensions()
-    graph = build_graph(program)
+    return prepare_graph(program, build_graph(program))
+
+
+def prepare_graph(program: Program, graph: OpGraph) -> Prepared:
+    """As `prepare`, of an op graph that was read before."""
     nodes = build_nodes(graph)
     fusions = plan_fusions(nodes)
     buffers = lifetimes(nodes, fusions)

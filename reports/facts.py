@@ -20,6 +20,7 @@ from shardwright.planner.plan_schema import (
     VariantModel,
 )
 from shardwright.planner.spec_patterns import spec_text
+from shardwright.reports.numbers import quantity
 
 _PLACED = re.compile(r"(?P<what>.+) at (?P<source>\S.*:\d+)")
 
@@ -193,3 +194,16 @@ def other_pins(plan: PlanModel) -> list[str]:
         for name, spec in plan.options.pinned.items()
         if name not in arguments
     ]
+
+
+def advice_texts(plan: PlanModel) -> list[str]:
+    """Sizes that would be faster, a line each: what, from and to, and what it saves."""
+    found = []
+    for one in plan.size_advice:
+        also = f" and {one.also} more" if one.also else ""
+        where = f"dimension {one.dimension} of {one.argument}{also}" if one.argument else "inside"
+        found.append(
+            f"{one.size} → {one.better}, {where}: −{quantity(one.saved_s, 's')} a step "
+            f"(−{100 * one.saved_part:.1f} %)"
+        )
+    return found

@@ -14,6 +14,7 @@ from shardwright.hardware_profiles.logical_mesh import LogicalMesh
 from shardwright.planner.plan_schema import PlanModel, TensorModel
 from shardwright.reports import views
 from shardwright.reports.facts import (
+    advice_texts,
     group_collectives,
     other_pins,
     ranked_variants,
@@ -219,6 +220,7 @@ def _sharding_context(plan: PlanModel) -> dict[str, Any]:
         "leaf_count": leaves,
         "open_all": leaves <= _OPEN_ALL_UP_TO,
         "other_pins": other_pins(plan),
+        "advice": advice_texts(plan),
         "constraints": views.constraint_rows(plan.constraints),
     }
 

@@ -15,6 +15,7 @@ from rich.text import Text
 from shardwright.cli_layout import layout_section
 from shardwright.cli_text import source_text, table
 from shardwright.reports.facts import (
+    advice_texts,
     certificate,
     chosen_mesh,
     group_collectives,
@@ -365,6 +366,7 @@ def _notes(plan: PlanModel, everything: bool) -> tuple[RenderableType, ...]:
         ("Replicated for want of a sharding rule", "yellow", plan.replicated_ops),
         ("Kernels of unknown FLOPs, counted by their bytes alone", "yellow", plan.unpriced_ops),
         ("Assumed", "yellow", plan.assumptions),
+        ("Sizes that would be faster on this mesh", "", advice_texts(plan)),
         ("Pinned besides arguments", "", other_pins(plan)),
         ("Compiler options", "", options),
     ):
