@@ -10,6 +10,7 @@ Sources:
   sequence: Korthikanti et al., Reducing Activation Recomputation (2022), section 4.2.
   spatial: Jin et al., Spatial parallelism (GShard, Lepikhin et al. 2020, section 3.4, alike).
   expert: Lepikhin et al., GShard (2020), section 3.2.
+  pipeline: Huang et al., GPipe (2019), section 2; Xu et al., GSPMD (2021), section 3.3.
 """
 
 from __future__ import annotations
@@ -40,16 +41,22 @@ class Family:
       batch: axes that cut the first dimension of what a step is fed.
       second: axes that cut its second dimension (sequence, height).
       together: groups of axes that cut one dimension of a parameter, or none; others cut none.
+      stages: axes that cut the first dimension of a parameter, that of the stacked layers.
     """
 
     name: str
     batch: Axes
     second: Axes
     together: tuple[Axes, ...]
+    stages: Axes = ()
 
 
-def families(axes: int) -> Iterator[Family]:
-    """The families on a mesh of so many axes."""
+def families(axes: int, *, pipelined: bool = False) -> Iterator[Family]:
+    """The families on a mesh of so many axes.
+
+    Args:
+      pipelined: whether the program shifts a buffer as a pipeline does, whose stages an axis cuts.
+    """
     every = tuple(range(axes))
     yield Family("FSDP", every, (), (every,))
     yield Family("data parallel", every, (), ())
@@ -60,6 +67,14 @@ def families(axes: int) -> Iterator[Family]:
             yield Family("expert", every, (), (data, model))
             yield Family("tensor parallel", data, (), (model,))
             yield Family("sequence or spatial", data, model, (every,))
+    for stage in every if pipelined else ():
+        rest = tuple(axis for axis in every if axis != stage)
+        yield Family("pipeline", rest, (), (rest,) if rest else (), (stage,))
+
+
+def is_pipelined(problem: ShardingProblem) -> bool:
+    """Whether a loop of the program shifts what it carries along a dimension."""
+    return any("shift" in op.detail and op.loop >= 0 for op in problem.node_graph.graph.ops)
 
 
 def family_rows(problem: ShardingProblem, family: Family) -> dict[int, IntArray]:
@@ -95,7 +110,7 @@ def expert_starts(
       deadline: on the clock of `time.perf_counter`.
     """
     found = []
-    every = list(families(len(problem.mesh.shape)))
+    every = list(families(len(problem.mesh.shape), pipelined=is_pipelined(problem)))
     for place, family in enumerate(every):
         left = (deadline - time.perf_counter()) / (len(every) - place)
         if left <= 0:
@@ -126,7 +141,7 @@ def _of_state(rows: IntArray, family: Family) -> NDArray[np.bool_]:
     allowed = np.ones(len(rows), dtype=bool)
     grouped = {axis for group in family.together for axis in group}
     for axis in set(range(rows.shape[1])) - grouped:
-        allowed &= rows[:, axis] == -1
+        allowed &= rows[:, axis] == (0 if axis in family.stages else -1)
     for group in family.together:
         allowed &= (rows[:, list(group)] == rows[:, group[:1]]).all(axis=1)
     return allowed

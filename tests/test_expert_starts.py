@@ -14,7 +14,13 @@ import shardwright as sw
 from shardwright.hardware_profiles.mesh import meshes_for_shape
 from shardwright.hardware_profiles.slices import parse_slice
 from shardwright.planner import tied
-from shardwright.planner.expert_starts import Family, expert_starts, families, family_rows
+from shardwright.planner.expert_starts import (
+    Family,
+    expert_starts,
+    families,
+    family_rows,
+    is_pipelined,
+)
 from shardwright.planner.prepared import prepare
 from shardwright.planner.problem import ShardingProblem
 from shardwright.planner.solver import Problem, Solution, evaluate, solve
@@ -168,3 +174,40 @@ def test_what_is_not_proven_good_is_no_worse_than_any_family(
     assert len(starts) == len(list(families(2)))
     assert found.cost <= min(evaluate(program, start).cost for start in starts) * (1 + 1e-9)
     assert found.cost < evaluate(program, poor).cost
+
+
+def pipelined() -> tuple[Any, Any, Any]:
+    """Four layers in two stages."""
+
+    def layer(weights: Any, x: jax.Array) -> jax.Array:
+        return x + jax.nn.relu(x @ weights["up"]) @ weights["down"]
+
+    def loss(weights: Any, x: jax.Array) -> jax.Array:
+        out = sw.pipeline(layer, weights, x, stages=2, microbatches=4, remat=True)
+        return jnp.square(out).mean()
+
+    def step(weights: Any, x: jax.Array) -> Any:
+        return jax.tree.map(lambda w, g: w - 0.1 * g, weights, jax.grad(loss)(weights, x))
+
+    shapes = {"up": (4, 512, 2048), "down": (4, 2048, 512)}
+    weights = {key: jax.ShapeDtypeStruct(shape, jnp.bfloat16) for key, shape in shapes.items()}
+    return step, weights, jax.ShapeDtypeStruct((64, 512), jnp.bfloat16)
+
+
+def test_a_pipeline_begins_with_its_stages_on_one_axis_and_its_batch_on_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(PROGRAMS, "pipelined", pipelined)
+    problem, program = problem_of("pipelined")
+    assert is_pipelined(problem) and not is_pipelined(problem_of("dense")[0])
+    found = {}
+    for family in families(2, pipelined=True):
+        if family.name == "pipeline":
+            small = restrict_rows(program, family_rows(problem, family))
+            choices = small.lift(solve(small.problem, time_limit_s=20).choices)
+            found[family.stages] = [
+                of_argument(problem, choices, name) for name in ("[0]['up']", "[1]")
+            ]
+    assert set(found) == {(0,), (1,)}
+    for (stage,), (weight, batch) in found.items():
+        assert (weight[stage], batch[stage], batch[1 - stage]) == (0, -1, 0)
