@@ -60,7 +60,9 @@ def solve_weighed(
     priced = None
 
     def price(upper: float) -> Priced:
-        return price_memory(tied.problem, upper, deadline=deadline, gap=gap, seed=seed)
+        return price_memory(
+            tied.problem, upper, deadline=deadline, gap=gap, seed=seed, fitting=not untie
+        )
 
     if untie:
         priced = price(_best(program, warm_starts).cost)
@@ -79,7 +81,9 @@ def solve_weighed(
                 return replace(solution, choices=choices)
             # Untied choices might fit.
             return replace(solution, choices=choices, bound=-math.inf, least_peak_proven=False)
-        begun = _best(program, map(tied.lift, [solution.choices, *priced.choices]))
+        begun = _best(tied.problem, [solution.choices, *priced.choices])
+        assert begun.choices is not None
+        begun.choices = tied.lift(begun.choices)
     assert priced is not None and begun.choices is not None
     if untie:
         return _untied(program, tied, priced, begun.choices, deadline, gap, seed)

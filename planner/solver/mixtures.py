@@ -63,7 +63,7 @@ class Priced:
 
 
 def price_memory(
-    problem: Problem, upper: float, *, deadline: float, gap: float, seed: int
+    problem: Problem, upper: float, *, deadline: float, gap: float, seed: int, fitting: bool = False
 ) -> Priced:
     """Choices that are cheapest at about the right prices of memory; not all of them need to fit.
 
@@ -71,10 +71,12 @@ def price_memory(
       upper: cost of known choices; inf where none are.
       deadline: on the clock of `time.perf_counter`.
       gap: as of `mix`.
+      fitting: only choices that probably fit are asked for.
     """
     prices = _prices(problem, upper, deadline)
     found = []
-    for factor in _FACTORS if prices.any() else ():
+    factors = [f for f in _FACTORS if prices.any() and (f >= 1.0 or not fitting)]
+    for factor in factors:
         left = min(_PRICED_SECONDS, deadline - time.perf_counter())
         if left > 0:
             paid = _priced(problem, factor * prices)

@@ -127,7 +127,7 @@ def open_nodes(problem: Problem) -> Open | None:
             costs[b] = costs[b] + edge.cost[0]
         else:
             decided += float(edge.cost[0, 0])
-    costs[0] = costs[0] + decided
+    costs[0] = np.asarray(costs[0] + decided, dtype=np.float64)
     small = replace(
         problem,
         costs=tuple(costs),

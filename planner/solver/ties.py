@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
@@ -113,15 +114,12 @@ def _memory(
             kinds[key] = len(usages)
             usages.append((classes[term.node], term.usage))
         kind_of[number] = kinds[key]
-    starts = np.array([term.start for term in terms])
-    ends = np.array([term.end for term in terms])
+    starts = np.array([term.start for term in terms], dtype=np.int64)
+    ends = np.array([term.end for term in terms], dtype=np.int64)
     base = problem.base_memory
     if base is None:
-        points = _fullest_moments(starts, ends)
-        counts = _counts(starts, ends, kind_of, len(usages), points)
-        kept = _ends_of_runs(counts)
-        kept = kept[_undominated(counts[kept])]
-        points, counts = points[kept], counts[kept]
+        # Of one program on many meshes they are all the same.
+        points, counts = _binding(starts.tobytes(), ends.tobytes(), kind_of.tobytes(), len(usages))
     else:
         points = np.arange(problem.horizon)
         base = np.concatenate([base, np.zeros(problem.horizon - len(base), dtype=base.dtype)])
@@ -135,6 +133,21 @@ def _memory(
             if column[start]:
                 found.append(MemoryTerm(c, start, end, int(column[start]) * usage))
     return tuple(found), base, points
+
+
+@lru_cache(maxsize=8)
+def _binding(
+    starts_bytes: bytes, ends_bytes: bytes, kinds_bytes: bytes, kinds: int
+) -> tuple[IntArray, IntArray]:
+    """The time points that can bind, and how many terms of each kind are held at each."""
+    starts, ends, kind_of = (
+        np.frombuffer(one, dtype=np.int64) for one in (starts_bytes, ends_bytes, kinds_bytes)
+    )
+    points = _fullest_moments(starts, ends)
+    counts = _counts(starts, ends, kind_of, kinds, points)
+    kept = _ends_of_runs(counts)
+    kept = kept[_undominated(counts[kept])]
+    return points[kept], counts[kept]
 
 
 def _fullest_moments(starts: IntArray, ends: IntArray) -> IntArray:
