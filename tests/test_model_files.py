@@ -140,6 +140,26 @@ def test_a_wrong_file_is_told_with_what_is_allowed(write: Any, text: str, messag
         load_target(write(text), None, (), {})
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_field_of_every_kind_is_told_misspelt_misplaced_or_of_a_wrong_type(
+    kind: str, write: Any
+) -> None:
+    family = KINDS[kind]
+    fields, of_step = family.options.model_fields, family.step_fields("train")
+    for name in fields:
+        own, other = ("train", "model") if name in of_step else ("model", "train")
+
+        def told(section: str, field: str, kind: str = kind) -> str:
+            path = write(f'kind = "{kind}"\n[{section}]\n{field} = {{}}\n')
+            with pytest.raises(sw.InputError) as error:
+                configured(read_config(path), {})
+            return str(error.value)
+
+        assert f"'{name}s' (did you mean {name}?)" in told(own, f"{name}s")
+        assert f"'{name}' belongs to [{own}]" in told(other, name)
+        assert f"option '{name}': Input should be" in told(own, name)
+
+
 def test_a_missing_file_is_told() -> None:
     with pytest.raises(sw.InputError, match="cannot be read"):
         load_target("nowhere/model.toml", None, (), {})
