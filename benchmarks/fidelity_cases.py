@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from convnet import convnet
+from small_programs import convolutions, encoder, mixture, scanned, unrolled, vocabulary
 
 from shardwright.models.registry import build
 
@@ -47,6 +48,9 @@ _UNROLLED = {"layers": 2, "scan_layers": False}
 _SWITCH: dict[str, Any] = {"layers": 4, "batch": 256, "experts": 64}
 _MIXTRAL: dict[str, Any] = {"layers": 2, "d_model": 2048, "d_ff": 7168, "heads": 16}
 _MIXTRAL |= {"sequence": 2048, "batch": 64}
+_FOUR = {"data": 4, "model": 4}
+_EIGHT = {"data": 4, "model": 2}
+_ONE: dict[str, Any] = {"layers": 1, "scan_layers": False, "batch": 64}
 
 CASES = {
     case.name: case
@@ -82,5 +86,15 @@ CASES = {
         Case("t5-base, 4 layers", "v5e:4x4", model("t5-base", layers=4, batch=128)),
         Case("translation, 2 layers", "v4:2x2x2", model("transformer-big", layers=2, batch=128)),
         Case("resnet-50", "v4:2x2x4", model("resnet-50", batch=1024)),
+        Case("dense, scanned", "v4:2x2x2", lambda: scanned(16384, layers=4), _EIGHT),
+        Case("dense, scanned", "v5e:16x16", lambda: scanned(262144), {"data": 64, "model": 4}),
+        Case("dense, unrolled", "tpu7x:2x2x2", lambda: unrolled(65536), _FOUR),
+        Case("dense, unrolled", "v5e:4x4", lambda: unrolled(65536), _FOUR),
+        Case("encoder", "v5p:2x2x2", lambda: encoder(64, sequence=1024), _EIGHT),
+        Case("mixture of experts", "v6e:4x4", lambda: mixture(64, experts=16), _FOUR),
+        Case("vocabulary", "v5e:4x4", lambda: vocabulary(128, words=32768), _FOUR),
+        Case("vocabulary", "tpu7x:2x2x2", lambda: vocabulary(256, words=32768), _FOUR),
+        Case("three convolutions", "v6e:2x4", lambda: convolutions(1024), _EIGHT),
+        Case("t5-base, 1 layer unrolled", "v5e:2x4", model("t5-base", **_ONE), _EIGHT),
     )
 }

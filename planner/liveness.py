@@ -18,6 +18,7 @@ from shardwright.planner.offload import host_values
 
 _REORDERS = ("stablehlo.reduce", "stablehlo.transpose")
 """Members of elementwise groups that read elements elsewhere than they write."""
+_ADD = "stablehlo.add"
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class _Lifetimes:
             for read in fusion.reads:
                 value = graph.ops[read.op].operands[read.operand]
                 for buffer in buffers_read(self._fusions.made_of, value):
-                    over = self._writes_over(read) and self._fits(buffer, fusion)
+                    over = self._writes_over(read, fusion) and self._fits(buffer, fusion)
                     self._extend(buffer, fusion.time + (0 if over else 1))
             self._written.update(dict.fromkeys(fusion.writes, fusion.time))
         for position, value in enumerate(graph.results):
@@ -99,11 +100,16 @@ class _Lifetimes:
         for (_, dtype), (value, start, end) in spans.items():
             yield Lifetime(value, start, end, dtype)
 
-    def _writes_over(self, read: Read) -> bool:
-        """Whether a kernel may write its result over a tensor that it reads here and that dies."""
+    def _writes_over(self, read: Read, fusion: Fusion) -> bool:
+        """Whether a kernel may write its result over a tensor that it reads here and that dies.
+
+        A product does so for what is added to it alone: XLA shares no other operand of it.
+        """
         op = self._graph.ops[read.op]
         if op.name in IN_PLACE:
             return read.operand == 0
+        if fusion.beside >= 0 and op.name != _ADD:
+            return False
         elementwise = self._nodes.nodes[self._nodes.node_of_op[op.id]].kind == GROUP
         return elementwise and op.name not in _REORDERS
 

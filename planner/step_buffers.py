@@ -26,6 +26,8 @@ _VMEM_SHARE = 0.75
 
 Source: peaks of compiled programs whose activations are small (benchmarks/fidelity.py).
 """
+_BRIEF = 4
+"""Kernels that may run while a temporary lies in VMEM; source as of `_VMEM_SHARE`."""
 _SHRINKS = ("reduce_scatter", "all_slice")
 
 
@@ -50,7 +52,9 @@ def step_buffers(
     """Buffers in HBM of the program's values and of what collectives make of them."""
     step = _StepBuffers(graph, fusions, lifetimes, partitioned, mesh)
     # What kernels of `sw.kernel` allocate is told as bytes of HBM.
-    return [*without_vmem(step.find(), _vmem(mesh.slice.chip)), *step.kernel_temporaries()]
+    kernels = np.sort([fusion.time for fusion in fusions.fusions])
+    inside = without_vmem(step.find(), _vmem(mesh.slice.chip), kernels)
+    return [*inside, *step.kernel_temporaries()]
 
 
 def _vmem(chip: ChipProfile) -> float:
@@ -58,13 +62,24 @@ def _vmem(chip: ChipProfile) -> float:
     return _VMEM_SHARE * chip.vmem_bytes_per_tensorcore.value / chip.device_tensorcores
 
 
-def without_vmem(buffers: Sequence[Buffer], capacity: float) -> list[Buffer]:
+def without_vmem(buffers: Sequence[Buffer], capacity: float, kernels: IntArray) -> list[Buffer]:
     """The buffers that do not lie in VMEM.
 
     The compiler puts temporaries there that are not needed for long, as far as it has room:
-    here the shortest-lived first, and of those the largest.
+    here the shortest-lived first, and of those the largest. What more than a few kernels lie
+    between is moved out, as kernels in between have their operands brought in.
+
+    Args:
+      capacity: bytes of VMEM for temporaries.
+      kernels: the program points at which kernels run, in order.
     """
-    fits = [b for b in buffers if b.kind == "temporary" and b.nbytes <= capacity / 2]
+    fits = [
+        b
+        for b in buffers
+        if b.kind == "temporary"
+        and b.nbytes <= capacity / 2
+        and np.searchsorted(kernels, b.end) - np.searchsorted(kernels, b.start) <= _BRIEF
+    ]
     fits.sort(key=lambda b: (b.end - b.start, -b.nbytes))
     held = np.zeros(max((b.end for b in buffers), default=0) + 1)
     inside = set()

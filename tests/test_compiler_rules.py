@@ -209,3 +209,22 @@ def test_weight_and_moment_are_copied_to_the_layout_of_their_gradient() -> None:
 
 def test_gradient_that_is_reduced_whole_leaves_the_layout_of_its_weight() -> None:
     assert copies((P(), P(), P(("x", "y")))) == []
+
+
+# -- what kernels write over -----------------------------------------------------------------------
+
+
+def test_product_writes_over_what_is_added_to_it_and_nothing_else() -> None:
+    # XLA shares the buffer of a product's addend; seen in scheduled programs of libtpu 0.0.42.1.
+    def overlap(combine: Any) -> bool:
+        def fn(x: jax.Array, v: jax.Array, w: jax.Array) -> jax.Array:
+            return combine(x @ w, x @ v)
+
+        square = bf16(64, 64)
+        made = prepared(fn, square, square, square)
+        own = [life for life in made.buffers if life.value not in made.graph.arguments]
+        first, second = sorted(own, key=lambda life: life.start)
+        return first.end > second.start
+
+    assert overlap(lambda y, z: y * z)
+    assert not overlap(lambda y, z: y + z)
