@@ -63,7 +63,10 @@ def partition_pieces(
     first: dict[int, Piece] = {}
     for piece in pieces.pieces:
         first.setdefault(piece.alike, piece)
-    if sum(len(piece.ops) for piece in first.values()) > _FEW * len(graph.ops):
+    different, every = (
+        sum(len(piece.ops) for piece in some) for some in (first.values(), pieces.pieces)
+    )
+    if different > _FEW * every:
         return None
     narrowing = Narrowing(graph)
     with program.module() as module:

@@ -52,11 +52,12 @@ def problem(decoder: Prepared, mesh: LogicalMesh) -> ShardingProblem:
     return decoder.problem(mesh)
 
 
-def solved(problem: ShardingProblem, memory_limit: float) -> tuple[int, ...]:
+@pytest.fixture(scope="module")
+def best(problem: ShardingProblem) -> tuple[int, ...]:
     return solve_weighed(
         problem,
         dict.fromkeys(problem.loops, 1e-3),
-        memory_limit,
+        1e9,
         time_limit_s=20.0,
         seed=0,
         gap=1e-2,
@@ -66,13 +67,23 @@ def solved(problem: ShardingProblem, memory_limit: float) -> tuple[int, ...]:
     ).choices
 
 
-def both(
-    prepared: Prepared, problem: ShardingProblem, choices: Sequence[int]
-) -> tuple[Partitioned | None, Partitioned]:
+def disturbed(problem: ShardingProblem, choices: Sequence[int], seed: int) -> list[int]:
+    """Choices of which one in fifty is another: neither do alike layers agree nor neighbours."""
+    random = np.random.default_rng(seed)
+    others = list(choices)
+    for node in random.choice(len(others), size=len(others) // 50, replace=False):
+        others[node] = int(random.integers(len(problem.strategies[node])))
+    return others
+
+
+Given = tuple[Any, ...]
+
+
+def constrained(prepared: Prepared, problem: ShardingProblem, choices: Sequence[int]) -> Given:
+    """What both ways of partitioning take."""
     ins, outs = boundary_shardings(problem, choices)
     constraints = value_constraints(problem, choices)
-    given = prepared.program, prepared.graph, problem.mesh.shape, constraints, ins, outs
-    return partition_pieces(*given), partition(*given)
+    return prepared.program, prepared.graph, problem.mesh.shape, constraints, ins, outs
 
 
 def assert_equal(prepared: Prepared, pieces: Partitioned, whole: Partitioned) -> None:
@@ -86,11 +97,11 @@ def assert_equal(prepared: Prepared, pieces: Partitioned, whole: Partitioned) ->
         assert graph.values[value].free or pieces.values[value] == whole.values[value]
 
 
-@pytest.mark.parametrize("memory_limit", [1e9, 12e6])
 def test_a_solution_is_partitioned_and_priced_as_the_whole_program(
-    decoder: Prepared, problem: ShardingProblem, memory_limit: float
+    decoder: Prepared, problem: ShardingProblem, best: tuple[int, ...]
 ) -> None:
-    pieces, whole = both(decoder, problem, solved(problem, memory_limit))
+    given = constrained(decoder, problem, best)
+    pieces, whole = partition_pieces(*given), partition(*given)
     assert pieces is not None
     assert_equal(decoder, pieces, whole)
     priced = [
@@ -101,15 +112,11 @@ def test_a_solution_is_partitioned_and_priced_as_the_whole_program(
     assert priced[0].collectives
 
 
-@pytest.mark.parametrize("seed", range(2))
 def test_layers_that_choose_differently_are_partitioned_as_the_whole_program(
-    decoder: Prepared, problem: ShardingProblem, seed: int
+    decoder: Prepared, problem: ShardingProblem, best: tuple[int, ...]
 ) -> None:
-    choices = np.array(solved(problem, 1e9))
-    random = np.random.default_rng(seed)
-    for node in random.choice(len(choices), size=len(choices) // 50, replace=False):
-        choices[node] = random.integers(len(problem.strategies[node]))
-    pieces, whole = both(decoder, problem, choices.tolist())
+    given = constrained(decoder, problem, disturbed(problem, best, seed=0))
+    pieces, whole = partition_pieces(*given), partition(*given)
     assert pieces is not None
     assert_equal(decoder, pieces, whole)
 
@@ -117,15 +124,19 @@ def test_layers_that_choose_differently_are_partitioned_as_the_whole_program(
 def test_programs_with_loops_are_left_to_be_partitioned_whole(mesh: LogicalMesh) -> None:
     scanned = prepared_decoder(scan_layers=True)
     problem = scanned.problem(mesh)
-    pieces, _ = both(scanned, problem, [0] * len(problem.strategies))
-    assert pieces is None
+    given = constrained(scanned, problem, [0] * len(problem.strategies))
+    assert partition_pieces(*given) is None
 
 
 def test_alike_kernels_take_as_long_as_each_by_itself(
-    decoder: Prepared, problem: ShardingProblem, monkeypatch: pytest.MonkeyPatch
+    decoder: Prepared,
+    problem: ShardingProblem,
+    best: tuple[int, ...],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    _, whole = both(decoder, problem, solved(problem, 12e6))
-    given = decoder.graph, decoder.fusions, decoder.buffers, whole, problem.mesh
+    pieces = partition_pieces(*constrained(decoder, problem, disturbed(problem, best, seed=1)))
+    assert pieces is not None
+    given = decoder.graph, decoder.fusions, decoder.buffers, pieces, problem.mesh
     together = evaluate_partitioned(*given)
     monkeypatch.setattr(KernelTimes, "_alike", lambda self, fusion: fusion.ops)
     assert evaluate_partitioned(*given).compute_by_op == together.compute_by_op
