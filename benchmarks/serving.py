@@ -2,9 +2,10 @@
 
     python benchmarks/serving.py [--topology v5e:2x4] [--layers 4] [--batch 64] [--context 8192]
 
-Llama 3 8B with fewer layers: decoding with weights in bf16 and in int8, and prefill. Each is
-planned and compiled by libtpu for the slice, which need not be here. Told for each: step time,
-memory and bytes of collectives, predicted and compiled. A minute each; needs the `tpu` extra.
+Llama 3 8B with fewer layers: decoding with weights in bf16 and in int8, with the cache in int8 too,
+and prefill. Each is planned and compiled by libtpu for the slice, which need not be here. Told for
+each: step time, memory and bytes of collectives, predicted and compiled. A minute each; needs the
+`tpu` extra.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 CASES: dict[str, dict[str, Any]] = {
     "decode, bf16": {"step": "decode"},
     "decode, int8": {"step": "decode", "weights": "int8"},
+    "decode, int8 with its cache": {"step": "decode", "weights": "int8", "cache_dtype": "int8"},
     "prefill, bf16": {"step": "prefill", "batch": 8, "prompt": 1024},
 }
 TIME_LIMIT_S = 10.0

@@ -55,7 +55,7 @@ def init_backbone(options: ResNetOptions, key: jax.Array) -> PyTree:
 
 def backbone_channels(options: ResNetOptions) -> int:
     """Channels of what the backbone makes."""
-    return _EXPANSION[options.block] * options.width * 2 ** (len(options.depths) - 1)
+    return _EXPANSION[options.block] * options.width << (len(options.depths) - 1)
 
 
 def _blocks(options: ResNetOptions) -> list[tuple[str, int, int]]:

@@ -1,10 +1,11 @@
 """Serving steps of a dense decoder: prefill of prompts, and decoding of one token a sequence.
 
 Both read and write a cache of keys and values [batch, kv_heads, context, head_dim] of each layer,
-whose memory the new one takes over. All sequences are at the same position, as in a batch that
-starts together. The layers are those of `decoder`, one after the other without a loop: of a stack
-of caches the TPU compiler (libtpu 0.0.42) makes copies in another layout, and takes each layer's
-out of it, where the cache of one layer is updated and read in place.
+whose memory the new one takes over; in eight bits where asked, with a scale for each position. All
+sequences are at the same position, as in a batch that starts together. The layers are those of
+`decoder`, one after the other without a loop: of a stack of caches the TPU compiler (libtpu 0.0.42)
+makes copies in another layout, and takes each layer's out of it, where the cache of one layer is
+updated and read in place.
 
 Source: Pope et al., Efficiently Scaling Transformer Inference (2022), sections 2 and 3.
 """
@@ -19,7 +20,7 @@ from jax import lax
 
 from shardwright.models import decoder
 from shardwright.models.flash_attention import flash_attention
-from shardwright.models.quantized import Quantized, product, quantize, take_rows
+from shardwright.models.quantized import Quantized, Weight, product, quantize, take_rows
 from shardwright.models.training import PyTree
 from shardwright.models.transformer_options import DecoderOptions, ServingOptions, Transformer
 
@@ -65,8 +66,12 @@ def init_state(options: ServingOptions) -> State:
     """Empty caches; decoding starts at their last position, where a step costs most."""
     shape = (options.batch, options.key_value_heads, options.context, options.head_width)
 
-    def caches() -> list[jax.Array]:
-        return [jnp.zeros(shape, options.cache_type) for _ in range(options.layers)]
+    def cache() -> Weight:
+        values = jnp.zeros(shape, options.cache_type)
+        return Quantized(values, jnp.zeros(shape[:-1])) if options.cache_type == "int8" else values
+
+    def caches() -> list[Weight]:
+        return [cache() for _ in range(options.layers)]
 
     start = 0 if options.step == "prefill" else options.context - 1
     return {"keys": caches(), "values": caches(), "position": jnp.int32(start)}
@@ -122,31 +127,42 @@ def forward(
     return new, decoder.unembed(options, params, x)
 
 
-def _write(cache: jax.Array, x: jax.Array, position: jax.Array) -> jax.Array:
+def _write(cache: Weight, x: jax.Array, position: jax.Array) -> Weight:
     """The cache with keys or values [batch, tokens, kv_heads, head_dim] from a position on."""
-    new = jnp.swapaxes(x, 1, 2).astype(cache.dtype)
-    return lax.dynamic_update_slice(cache, new, (0, 0, position, 0))
+    new = jnp.swapaxes(x, 1, 2)
+    if isinstance(cache, Quantized):
+        made = quantize(new, (3,))
+        return Quantized(
+            lax.dynamic_update_slice(cache.values, made.values, (0, 0, position, 0)),
+            lax.dynamic_update_slice(cache.scale, made.scale, (0, 0, position)),
+        )
+    return lax.dynamic_update_slice(cache, new.astype(cache.dtype), (0, 0, position, 0))
 
 
-def _attend_cache(
-    q: jax.Array, keys: jax.Array, values: jax.Array, position: jax.Array
-) -> jax.Array:
+def _attend_cache(q: jax.Array, keys: Weight, values: Weight, position: jax.Array) -> jax.Array:
     """Attention of one query a sequence, [batch, 1, heads, head_dim], to positions up to its own.
 
     Args:
-      keys: [batch, kv_heads, context, head_dim].
-      values: like `keys`.
+      keys: [batch, kv_heads, context, head_dim]; of quantised ones the scores are scaled.
+      values: like `keys`; of quantised ones the weights that add them up are scaled.
       position: of the queries.
     """
     batch, _, heads, width = q.shape
-    kv_heads, length = keys.shape[1:3]
+    kept, scale = _unscaled(keys)
+    kv_heads, length = kept.shape[1:3]
     q = q.reshape(batch, kv_heads, heads // kv_heads, width)
-    scores = jnp.einsum("bkgd,bktd->bkgt", q, keys.astype(q.dtype)).astype(jnp.float32)
+    scores = jnp.einsum("bkgd,bktd->bkgt", q, kept.astype(q.dtype)).astype(jnp.float32) * scale
     visible = lax.broadcasted_iota(jnp.int32, (length,), 0) <= position
     scores = jnp.where(visible, scores * width**-0.5, -jnp.inf)
-    weights = jax.nn.softmax(scores, axis=-1).astype(q.dtype)
-    mixed = jnp.einsum("bkgt,bktd->bkgd", weights, values.astype(q.dtype))
+    kept, scale = _unscaled(values)
+    weights = (jax.nn.softmax(scores, axis=-1) * scale).astype(q.dtype)
+    mixed = jnp.einsum("bkgt,bktd->bkgd", weights, kept.astype(q.dtype))
     return mixed.reshape(batch, 1, heads, width)
+
+
+def _unscaled(cache: Weight) -> tuple[jax.Array, jax.Array | float]:
+    """A cache as it is kept, and its scales [batch, kv_heads, 1, context]; 1 where it has none."""
+    return (cache.values, cache.scale[:, :, None]) if isinstance(cache, Quantized) else (cache, 1.0)
 
 
 def model_flops(options: ServingOptions) -> int:

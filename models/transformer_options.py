@@ -291,7 +291,8 @@ class ServingOptions(Transformer):
       context: positions that the cache holds of each sequence; decoding attends to all of them.
       prompt: tokens of a prompt in prefill; None is `context`.
       weights: type of the weights; "int8" has a scale for each output channel.
-      cache_dtype: type of the cache; None is `compute_dtype`.
+      cache_dtype: type of the cache; None is `compute_dtype`. "int8" has a scale for each position
+        of each head.
       attention: in prefill, "dot" writes the scores of every head to memory; "flash" runs JAX's
         Pallas kernels and needs prompts of a multiple of 128 tokens.
     """
@@ -303,7 +304,7 @@ class ServingOptions(Transformer):
     context: PositiveInt = 2048
     prompt: PositiveInt | None = None
     weights: Literal["bfloat16", "float32", "int8"] = "bfloat16"
-    cache_dtype: DType | None = None
+    cache_dtype: DType | Literal["int8"] | None = None
     attention: Literal["dot", "flash"] = "dot"
 
     @model_validator(mode="after")

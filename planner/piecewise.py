@@ -289,16 +289,15 @@ class _Moved:
     def communication(self, told: Communication) -> Communication:
         value = self._value(told.from_value)
         # Nothing reads what an argmax finds besides the index, and yet it is reduced.
-        like, own = (self._pieces.readings.get(v, []) for v in (told.from_value, value))
-        pairs = zip(like, own, strict=True)
-        place_of = {theirs[0]: ours[0] for theirs, ours in pairs}
+        theirs, ours = (self._pieces.readings.get(v, []) for v in (told.from_value, value))
+        place_of = {like[0]: own[0] for like, own in zip(theirs, ours, strict=True)}
         read_by = tuple(sorted({self._reader(r, place_of) for r in told.read_by}))
         dtype = told.dtype
         if told.step.kind == "all_gather":
-            own = self._graph.values[value].dtype
-            dtype = self._narrowing.dtype_for(value, read_by) or own
+            wide = self._graph.values[value].dtype
+            dtype = self._narrowing.dtype_for(value, read_by) or wide
         producer = self._graph.values[value].producer
-        near = producer if producer >= 0 else read_by[0]
+        near = producer if producer >= 0 else (read_by or (told.near,))[0]
         return replace(told, dtype=dtype, near=near, read_by=read_by, from_value=value)
 
     def _value(self, value: int) -> int:

@@ -87,6 +87,26 @@ def test_int8_weights_take_a_byte_each_and_change_logits_little() -> None:
     assert np.corrcoef(*(np.ravel(one) for one in logits.values()))[0, 1] > 0.999
 
 
+def test_an_int8_cache_takes_a_byte_an_element_and_changes_logits_little() -> None:
+    whole, params = trained("llama3-8b")
+    tokens = jax.random.randint(jax.random.key(1), (4, 8), 0, 64)
+    expected = quick_jit(functools.partial(decoder.apply, whole))(params, tokens)
+    prefill, decode = (
+        options(step=step, cache_dtype="int8", **more)
+        for step, more in (("prefill", {"prompt": 7}), ("decode", {}))
+    )
+    state, _ = quick_jit(functools.partial(serving.forward, prefill))(
+        params, serving.init_state(prefill), tokens[:, :7]
+    )
+    state, logits = quick_jit(functools.partial(serving.forward, decode))(
+        params, state, tokens[:, 7:]
+    )
+    kept = state["keys"][0]
+    assert kept.values.dtype == jnp.int8 and kept.values.shape == (4, 2, 8, 8)
+    assert kept.scale.shape == (4, 2, 8)
+    assert np.corrcoef(np.ravel(logits[:, 0]), np.ravel(expected[:, 7]))[0, 1] > 0.999
+
+
 def test_decode_flops_are_two_a_weight_and_four_a_cached_position() -> None:
     """Pope et al. (2022), section 2: 2 N a token; attention by hand for llama3-8b."""
     model = build("llama3-8b", step="decode", batch=3, context=1000)
@@ -99,7 +119,10 @@ def test_decode_flops_are_two_a_weight_and_four_a_cached_position() -> None:
 @pytest.mark.parametrize(
     ("changes", "mesh"),
     [
-        ({"step": "decode", "weights": "int8"}, {"data": 2, "model": 4}),
+        (
+            {"step": "decode", "weights": "int8", "cache_dtype": "int8"},
+            {"data": 2, "model": 4},
+        ),
         ({"step": "prefill", "prompt": 4}, {"data": 4, "model": 2}),
     ],
     ids=["decode", "prefill"],
