@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from shardwright.planner.collectives import DimAxes
 from shardwright.planner.graph import OpGraph, OpKey
 from shardwright.planner.nodes import NodeGraph, Port, Use, is_trivial
+from shardwright.planner.prints import PRINT
 from shardwright.planner.problem import ShardingProblem, sharding_of
 from shardwright.planner.rules import DimFactors
 
@@ -94,6 +95,8 @@ def value_constraints(
             given = sharding(copy.node, Port(copy.node, value, dims))
         demands = []
         for use in nodes.uses.get(value, ()):
+            if use.op >= 0 and graph.ops[use.op].name == PRINT:
+                continue  # what is printed is gathered, wherever it runs
             wanted = sharding(use.port.node, use.port)
             # Reads inside the value's own group keep the sharding that it was made in.
             demands.append(Demand(use_sites(use), wanted if wanted != given else None))

@@ -315,9 +315,9 @@ class Plan:
             )
         planned_platform = self.data.versions.platform
 
-        def lower(on: str, **shardings: Any) -> jax.stages.Lowered:
+        def lower(on: str, **options: Any) -> jax.stages.Lowered:
             lowered: jax.stages.Lowered = in_mesh(
-                self.mesh_axes, lambda: lower_for_planning(fn, args, donated, on, **shardings)
+                self.mesh_axes, lambda: lower_for_planning(fn, args, donated, on, **options)
             )
             return lowered
 
@@ -326,6 +326,7 @@ class Plan:
         with planned_calls() as calls:
             lowered = lower(
                 platform,
+                to_run=True,
                 in_shardings=in_tree.unflatten([NamedSharding(mesh, s) for s in in_specs]),
                 out_shardings=out_tree.unflatten([NamedSharding(mesh, s) for s in out_specs]),
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import jax
@@ -13,6 +13,7 @@ from jax.sharding import AbstractMesh, AxisType, use_abstract_mesh
 
 from shardwright.errors import InputError
 from shardwright.planner.kernels import planned_calls
+from shardwright.planner.prints import prints_for_planning
 
 T = TypeVar("T")
 
@@ -53,9 +54,14 @@ def lower_for_planning(
     args: Sequence[Any],
     donate_argnums: Sequence[int],
     platform: str = "tpu",
+    *,
+    to_run: bool = False,
     **jit_options: Any,
 ) -> Any:
     """Lowers a function the one way that planning and executing both use.
+
+    Args:
+      to_run: prints and debugging callbacks are lowered as they run, not as they are planned.
 
     Unused arguments are kept, so that the arguments of main are the leaves of `args` in order.
 
@@ -71,7 +77,8 @@ def lower_for_planning(
     own.__name__ = function_name(fn)
     # The innermost line is the one that is told; the callers above it would make the same program
     # another one for each place that it is planned from.
-    with user_errors(fn), planned_calls(), traceback_in_locations_limit(1):
+    prints = nullcontext() if to_run else prints_for_planning(platform)
+    with user_errors(fn), planned_calls(), traceback_in_locations_limit(1), prints:
         jitted = jax.jit(own, donate_argnums=tuple(donate_argnums), keep_unused=True, **jit_options)
         return jitted.trace(*args).lower(lowering_platforms=(platform,))
 
@@ -102,7 +109,10 @@ def user_errors(fn: Callable[..., Any]) -> Iterator[None]:
         )
         if "different from the lowering platform" in reason:
             what = "the function calls back to Python, which cannot be lowered for another platform"
-            do = "Leave out jax.debug.print and other callbacks for planning"
+            do = (
+                "Leave out callbacks that return something, and ordered prints; jax.debug.print "
+                "without ordered=True may stay"
+            )
         raise InputError(
             f"{what}: {type(error).__name__}: {reason[:400]}", where=function_name(fn), do=do
         ) from error

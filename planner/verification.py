@@ -22,6 +22,7 @@ import numpy as np
 from shardwright.errors import InputError
 from shardwright.hardware_profiles.chip import parse_chip
 from shardwright.hardware_profiles.slices import parse_slice
+from shardwright.planner import mlir
 from shardwright.planner.annotated import annotated_stablehlo
 from shardwright.planner.compiled import CompiledCollective, module_collectives, slice_positions
 from shardwright.planner.compiled_kernels import (
@@ -42,6 +43,7 @@ from shardwright.planner.compiling import (
 from shardwright.planner.hlo import HloModule, parse_hlo
 from shardwright.planner.kernel_lowering import place_kernels
 from shardwright.planner.plan import Plan, abstract
+from shardwright.planner.prints import erase_prints
 from shardwright.planner.program import Program
 from shardwright.planner.tracing import in_mesh
 from shardwright.planner.verification_report import (
@@ -248,6 +250,7 @@ def _cpu_job(plan: Plan, program: Program, args: Sequence[Any], folder: Path) ->
         )
     with program.module() as module:
         place_kernels(module, program.kernel_calls, None, {}, "cpu")
+        erase_prints(mlir.entry_block(mlir.main_function(module)))
         text = str(module.operation.get_asm(enable_debug_info=True))
     (folder / "plain.mlir").write_text(text)
     values = _values(program, args)

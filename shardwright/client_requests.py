@@ -160,9 +160,9 @@ def ask_plan(
     }
     if asked.layout == "named":
         body["layout"] = asked.layout
-        named = asked.logical_axes or (None if isinstance(target, str) else logical_names_of(args))
-        if named is not None:
-            body["logical_axes"] = {path: list(names) for path, names in named.items()}
+        axes = asked.logical_axes or (None if isinstance(target, str) else logical_names_of(args))
+        if axes is not None:
+            body["logical_axes"] = {path: list(names) for path, names in axes.items()}
     labels = Labels(name, tokens_per_step, model_flops)
     if chip is not None:
         body["chip"] = chip.model_dump(mode="json")

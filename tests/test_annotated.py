@@ -107,3 +107,14 @@ def test_the_plan_of_another_program_is_refused() -> None:
     plan = sw.plan(program(256), topology="v5e:2x4", time_limit_s=1)
     with pytest.raises(InputError, match="another program"):
         annotated_stablehlo(program(512), plan)
+
+
+def test_prints_are_left_out_of_what_a_compiler_is_given() -> None:
+    def fn(x: jax.Array) -> jax.Array:
+        jax.debug.print("{}", x)
+        return x * 2
+
+    program = Program.trace(fn, jax.ShapeDtypeStruct((16, 8), jnp.float32))
+    plan = sw.plan(program, topology="v5e:2x4", mesh={"data": 8}, time_limit_s=1)
+    assert any("print" in op for op in plan.data.replicated_ops)
+    assert "custom_call" not in annotated_stablehlo(program, plan)

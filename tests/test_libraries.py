@@ -187,6 +187,13 @@ def nested(x: jax.Array, w: jax.Array) -> Any:
     return lax.scan(lambda c, w: lax.scan(inner, c, w), x, w)
 
 
+def prints(x: jax.Array) -> jax.Array:
+    y = x @ x.T
+    jax.debug.print("norm {} of {}", jnp.linalg.norm(y), y[0])
+    jax.debug.callback(lambda value: None, y)
+    return jnp.tanh(y)
+
+
 def checkpointed(w: jax.Array, x: jax.Array) -> jax.Array:
     policy = jax.checkpoint_policies.dots_saveable
     layer = jax.checkpoint(lambda x: jnp.sin(jnp.tanh(x @ w) @ w.T).sum(), policy=policy)
@@ -310,6 +317,7 @@ PROGRAMS: dict[str, Callable[[], Case]] = {
         jax.jit(lambda x: jax.jit(lambda y, n: (y @ y.T) * n, static_argnums=1)(x, 3)),
         normal(16, 32),
     ),
+    "prints and a debugging callback": of(prints, normal(16, 32)),
     "vmap of a scan": of(
         jax.vmap(lambda x, w: lax.scan(lambda c, w: (jnp.tanh(c @ w), c.sum()), x, w),
                  in_axes=(0, None)),
