@@ -57,8 +57,14 @@ def test_tables_are_read_row_by_row(instance):
     problem = read_instance(instance)
     assert problem.edges[0].cost.tolist() == [[20, 30, 40], [10, 10, 10]]
     assert problem.memory[1].usage.tolist() == [25]
-    assert (problem.memory[1].start, problem.memory[1].end) == (0, 70)
     assert problem.memory_limit == 100
+
+
+def test_time_is_the_points_at_which_an_interval_begins_or_ends(instance):
+    problem = read_instance(instance)
+    given = INSTANCE["problem"]["nodes"]["intervals"]
+    points = sorted({time for interval in given for time in interval})
+    assert [[points[t.start], points[t.end]] for t in problem.memory] == given
 
 
 def test_plain_json_is_read_too(tmp_path):
@@ -99,8 +105,14 @@ def test_an_instance_that_does_not_fit_says_how_much_would(tmp_path, capsys):
         ({}, "lacks 'problem'"),
         ({"problem": []}, "published format"),
         (changed(["problem", "nodes", "costs"], None), "lacks 'costs'"),
-        (changed(["problem", "nodes", "costs", 1], ["x"]), "costs of node 1.*not integers"),
-        (changed(["problem", "nodes", "usages", 0], [1.5, 2]), "usages of node 0.*not integers"),
+        (changed(["problem", "nodes", "costs", 1], ["x"]), "costs of node 1.*whole numbers"),
+        (changed(["problem", "nodes", "usages", 0], [1.5, 2]), "usages of node 0.*whole numbers"),
+        (changed(["problem", "nodes", "costs", 1], [10**20]), "costs of node 1.*64 bits"),
+        (changed(["problem", "nodes", "intervals", 0], [0.5, 2]), "interval of node 0.*whole"),
+        (changed(["problem", "nodes", "intervals", 0], [-1, 2]), "interval of node 0.*-1"),
+        (changed(["problem", "edges"], 7), "lacks 'edges'"),
+        (changed(["problem", "edges", "nodes", 2], ["2", 3]), "edge 2.*whole numbers"),
+        (changed(["problem", "usage_limit"], "much"), "usage_limit.*'much'"),
         (changed(["problem", "nodes", "usages", 0], [1]), "memory term 0"),
         (changed(["problem", "edges", "nodes", 2], [2, 9]), "edge 2: joins 2 and 9"),
         (changed(["problem", "edges", "costs", 1], [30]), "edge 1: 1 costs for 1 x 3"),
@@ -115,6 +127,51 @@ def test_a_malformed_instance_is_one_clear_line(document, message, tmp_path, cap
     assert len(error.splitlines()) == 1
     with pytest.raises(InputError, match=message):
         read_instance(path)
+
+
+def solved(nodes, edges, limit, tmp_path, capsys):
+    """What the command says of (interval, costs, usages) of nodes."""
+    intervals, costs, usages = zip(*nodes, strict=True)
+    problem = {"nodes": {"intervals": intervals, "costs": costs, "usages": usages}}
+    problem |= {"edges": edges, "usage_limit": limit}
+    path = tmp_path / "small.json"
+    path.write_text(json.dumps({"problem": problem}))
+    assert main([str(path), "--time-limit", "10"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+NO_EDGES: dict[str, list[object]] = {"nodes": [], "costs": []}
+
+
+def test_intervals_may_be_as_long_as_numbers_are(tmp_path, capsys):
+    # They share the last moment of the first.
+    nodes = [([0, 10**15], [5, 3], [1, 9]), ([10**15 - 1, 2 * 10**15], [4, 1], [2, 8])]
+    told = solved(nodes, NO_EDGES, 9, tmp_path, capsys)
+    assert (told["status"], told["cost"], told["peak"]) == ("optimal", 5 + 1, 1 + 8)
+
+
+def test_usages_whose_sum_64_bits_do_not_hold_never_fit(tmp_path, capsys):
+    told = solved([([0, 2], [1, 5], [5 * 10**18, 9])] * 3, NO_EDGES, 100, tmp_path, capsys)
+    assert (told["status"], told["cost"], told["peak"]) == ("optimal", 15, 27)
+
+
+def test_a_cycle_that_pairs_forbid_has_no_choice(tmp_path, capsys):
+    apart = [10**18, 0, 0, 10**18]
+    edges = {"nodes": [[0, 1], [1, 2], [0, 2]], "costs": [apart] * 3}
+    told = solved([([0, 1], [0, 0], [1, 1])] * 3, edges, 9, tmp_path, capsys)
+    assert told["status"] == "infeasible"
+    assert told["least_peak"] is None and told["least_peak_proven"] is True
+
+
+def test_the_bound_of_costs_beyond_what_floats_hold_is_not_above_the_cost(tmp_path, capsys):
+    most = 10**18
+    pair = {"nodes": [[0, 1]], "costs": [[most - 1, most - 2, most - 3, most - 4]]}
+    nodes = [([0, 2], [most - 1, most - 2], [1, 9]), ([0, 2], [most - 1, most - 3], [3, 1])]
+    told = solved(nodes, pair, 4, tmp_path, capsys)
+    # The first strategy of the first node, and whichever of the second costs less with it.
+    best = (most - 1) + (most - 3) + (most - 2)
+    assert best <= told["cost"] <= best * (1 + 1e-9)
+    assert told["bound"] <= told["cost"]
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\x1f\x8bnot gzip", b"\xff\xfe"])

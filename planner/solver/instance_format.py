@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +18,9 @@ import numpy as np
 
 from shardwright.errors import InputError
 from shardwright.planner.solver.problem import Edge, MemoryTerm, Problem, validate
+
+_MOST_BYTES = 2**62
+"""Of all nodes together, so that 64 bits hold sums."""
 
 
 def read_instance(path: Path) -> Problem:
@@ -38,15 +42,10 @@ def read_instance(path: Path) -> Problem:
             f"not JSON ({error})", where=str(path), do="give an instance in the published format"
         ) from error
     try:
-        problem = _parse(document["problem"])
+        return _parse(_member(document, "problem", dict, ""))
     except InputError as error:
-        raise InputError(error.what, where=f"{path}: {error.where}", do=error.do) from error
-    except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
-        what = f"lacks {error}" if isinstance(error, KeyError) else str(error)
-        raise InputError(
-            what, where=str(path), do="give an instance in the published format"
-        ) from error
-    return problem
+        where = f"{path}: {error.where}" if error.where else str(path)
+        raise InputError(error.what, where=where, do=error.do) from error
 
 
 def write_solution(choices: Sequence[int], path: Path) -> None:
@@ -60,32 +59,14 @@ def write_solution(choices: Sequence[int], path: Path) -> None:
 
 
 def _parse(content: dict[str, Any]) -> Problem:
-    nodes = content["nodes"]
-    edges = content.get("edges", {"nodes": [], "costs": []})
-    limit = content.get("usage_limit")
-    for key in ("intervals", "usages"):
-        if len(nodes[key]) != len(nodes["costs"]):
-            raise InputError(
-                f"{len(nodes[key])} {key} for {len(nodes['costs'])} nodes",
-                where="nodes",
-                do="give one each",
-            )
-    if len(edges["nodes"]) != len(edges["costs"]):
-        raise InputError(
-            f"{len(edges['costs'])} costs for {len(edges['nodes'])} edges",
-            where="edges",
-            do="give one each",
-        )
-    costs = tuple(_integers(row, f"costs of node {n}") for n, row in enumerate(nodes["costs"]))
-    memory = tuple(
-        MemoryTerm(n, int(start), int(end), _integers(usage, f"usages of node {n}"))
-        for n, ((start, end), usage) in enumerate(
-            zip(nodes["intervals"], nodes["usages"], strict=True)
-        )
+    nodes = _member(content, "nodes", dict, "problem")
+    edges = _member(content, "edges", dict, "problem") if "edges" in content else {}
+    costs = tuple(
+        _integers(row, f"costs of node {n}")
+        for n, row in enumerate(_member(nodes, "costs", list, "nodes"))
     )
-    pairs = edges["nodes"]
     tables = []
-    for number, ((a, b), row) in enumerate(zip(pairs, edges["costs"], strict=True)):
+    for number, (a, b, row) in enumerate(_pairs(edges)):
         where = f"edge {number}"
         if not (0 <= a < len(costs) and 0 <= b < len(costs)):
             raise InputError(f"joins {a} and {b}", where=where, do="number nodes from 0")
@@ -97,13 +78,100 @@ def _parse(content: dict[str, Any]) -> Problem:
                 do="list them row by row",
             )
         tables.append(Edge(a, b, table.reshape(shape)))
-    problem = Problem(costs, tuple(tables), memory, None if limit is None else int(limit))
+    limit = _limit(content.get("usage_limit"))
+    problem = Problem(costs, tuple(tables), _memory(nodes, limit), limit)
     validate(problem)
     return problem
 
 
-def _integers(row: list[int], where: str) -> np.ndarray[Any, np.dtype[np.int64]]:
-    table = np.array(row)
-    if table.dtype.kind != "i" and table.size:
-        raise InputError("numbers that are not integers", where=where, do="give whole numbers")
-    return table.astype(np.int64)
+def _pairs(edges: dict[str, Any]) -> list[tuple[int, int, Any]]:
+    """Both nodes and the row of costs of each edge."""
+    if not edges:
+        return []
+    ends, costs = (_member(edges, key, list, "edges") for key in ("nodes", "costs"))
+    if len(ends) != len(costs):
+        raise InputError(
+            f"{len(costs)} costs for {len(ends)} edges", where="edges", do="give one each"
+        )
+    return [(*_two(pair, f"edge {n}"), costs[n]) for n, pair in enumerate(ends)]
+
+
+def _memory(nodes: dict[str, Any], limit: int | None) -> tuple[MemoryTerm, ...]:
+    """What nodes hold, on a time of which only the points where an interval begins or ends count.
+
+    Usages that are far over the limit are cut, so that sums stay within 64 bits.
+    """
+    count = len(nodes["costs"])
+    intervals, usages = (_member(nodes, key, list, "nodes") for key in ("intervals", "usages"))
+    for key, found in (("intervals", intervals), ("usages", usages)):
+        if len(found) != count:
+            raise InputError(
+                f"{len(found)} {key} for {count} nodes", where="nodes", do="give one each"
+            )
+    spans = [_two(pair, f"interval of node {n}") for n, pair in enumerate(intervals)]
+    for n, (start, _) in enumerate(spans):
+        if start < 0:
+            raise InputError(
+                f"begins at {start}", where=f"interval of node {n}", do="count time from 0"
+            )
+    points = {
+        time: place
+        for place, time in enumerate(sorted({t for s in spans if s[0] < s[1] for t in s}))
+    }
+    most = _MOST_BYTES // max(count, 1)
+    terms = []
+    for n, ((start, end), row) in enumerate(zip(spans, usages, strict=True)):
+        where = f"usages of node {n}"
+        usage = _integers(row, where)
+        if (usage > most).any():
+            if limit is None or limit >= most:
+                raise InputError(
+                    "usages that may add up to more than 2^62",
+                    where=where,
+                    do="tell usages and limit in a larger unit",
+                )
+            usage = np.minimum(usage, most)
+        held = (points[start], points[end]) if start < end else (0, 0)
+        terms.append(MemoryTerm(n, *held, usage))
+    return tuple(terms)
+
+
+def _limit(limit: Any) -> int | None:
+    """Whole units of the limit."""
+    if limit is None:
+        return None
+    number = isinstance(limit, int | float) and not isinstance(limit, bool)
+    if not number or not math.isfinite(limit) or limit < 0:
+        raise InputError(
+            f"a limit of {limit!r}", where="usage_limit", do="give a number that is not negative"
+        )
+    return int(limit)
+
+
+def _member(within: Any, key: str, kind: type, where: str) -> Any:
+    """A member of an object of the document."""
+    if not isinstance(within, dict) or not isinstance(within.get(key), kind):
+        what = "an object" if kind is dict else "a list"
+        raise InputError(
+            f"lacks {key!r}, {what}", where=where, do="give an instance in the published format"
+        )
+    return within[key]
+
+
+def _two(pair: Any, where: str) -> tuple[int, int]:
+    """Two whole numbers."""
+    if not (isinstance(pair, list) and len(pair) == 2 and all(type(n) is int for n in pair)):
+        raise InputError(f"{pair!r}", where=where, do="give two whole numbers")
+    return pair[0], pair[1]
+
+
+def _integers(row: Any, where: str) -> np.ndarray[Any, np.dtype[np.int64]]:
+    try:
+        table = np.array(row)
+    except ValueError:  # lists of different lengths
+        table = np.zeros(())
+    if table.ndim == 1 and (table.dtype.kind == "i" or not table.size):
+        return table.astype(np.int64)
+    if isinstance(row, list) and all(type(n) is int for n in row):
+        raise InputError("a number beyond 64 bits", where=where, do="give smaller numbers")
+    raise InputError("not a list of whole numbers", where=where, do="give a list of whole numbers")

@@ -8,6 +8,7 @@ reduce.
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -47,7 +48,13 @@ def costs_alone(problem: Problem, cutoff: float) -> float:
 
 
 def screen(
-    network: Network, incumbent: Incumbent, *, gap: float, cutoff: float, seed: int
+    network: Network,
+    incumbent: Incumbent,
+    *,
+    gap: float,
+    cutoff: float,
+    seed: int,
+    deadline: float = math.inf,
 ) -> float:
     """Bounds and improves, and forbids what only costlier choices than the incumbent contain.
 
@@ -55,6 +62,7 @@ def screen(
       network: without strategies forbidden by themselves; what is forbidden is to be reduced away.
       gap: relative gap that is enough.
       cutoff: a bound that is enough.
+      deadline: on the clock of `time.perf_counter`; something feasible is looked for until then.
 
     Returns:
       A lower bound on the cost of what the network allowed before; -inf where nothing was done.
@@ -77,11 +85,11 @@ def screen(
                 _improve(network, arrays, dual, incumbent, start, seed + attempt)
         if relative_gap(incumbent.cost, bound) <= gap:
             return bound
-        if not len(network.slack):
+        if not len(network.slack) or time.perf_counter() > deadline:
             # Without memory the first rounding is as good as any.
             break
     reached = relative_gap(incumbent.cost, bound)
-    if gap < reached < _HOPELESS_GAP:
+    if gap < reached < _HOPELESS_GAP and time.perf_counter() < deadline:
         fix_by_bound(network, dual, incumbent.cost - network.constant)
         bound = max(bound, dual.bound + network.constant)
     return min(bound, incumbent.cost)

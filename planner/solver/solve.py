@@ -135,10 +135,16 @@ def _search_to(
         reduce_memory(network)
         if network.entries() >= LEAST_ENTRIES:
             bound = screen(
-                network, incumbent, gap=options.gap, cutoff=options.cutoff, seed=options.seed
+                network,
+                incumbent,
+                gap=options.gap,
+                cutoff=options.cutoff,
+                seed=options.seed,
+                deadline=deadline,
             )
             report(bound)
-            if options.enough(incumbent.cost, bound):
+            out_of_time = time.perf_counter() > deadline and incumbent.found
+            if options.enough(incumbent.cost, bound) or out_of_time:
                 return bound
         reduce(network, lambda: time.perf_counter() > 0.5 * (started + deadline))
         return max(bound, _solve_reduced(network, incumbent, deadline, options, report))
@@ -205,7 +211,8 @@ def _conclude(
     problem: Problem, incumbent: Incumbent, bound: float, gap: float, started: float
 ) -> Solution:
     assert incumbent.choices is not None
-    bound = min(bound, incumbent.cost)
+    # As a plain float it compares with whole costs exactly.
+    bound = min(float(bound), incumbent.cost)
     reached = relative_gap(incumbent.cost, bound)
     return Solution(
         incumbent.choices,
@@ -247,7 +254,7 @@ def _conclude_infeasible(
         found = Incumbent(tried)
         free = replace(options, cutoff=math.inf)
         proven = _search_to(tried, found, until, free, lambda _: None)
-        return (found.choices if found.found else None), math.isinf(proven) and proven > 0
+        return (found.choices if found.found else None), float(proven) == math.inf
 
     extra = time.perf_counter() + _LEAST_TIME_FOR_PEAK_S
     excluded = -1.0
