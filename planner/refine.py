@@ -75,12 +75,17 @@ def refine(entrants: Sequence[Entrant], on_progress: Callable[[Progress], None])
     tell()
     with ThreadPoolExecutor(_at_once(len(entrants))) as pool:
         jobs = {pool.submit(_compiled, one): i for i, one in enumerate(entrants)}
-        for job in as_completed(jobs):
-            try:
-                outcomes[jobs[job]] = job.result()
-            except ShardwrightError as error:
-                failures[jobs[job]] = error
-            tell()
+        try:
+            for job in as_completed(jobs):
+                try:
+                    outcomes[jobs[job]] = job.result()
+                except ShardwrightError as error:
+                    failures[jobs[job]] = error
+                tell()
+        except BaseException:
+            # Else those that wait for their turn would be compiled before an interrupt is heeded.
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
     for position, failure in failures.items():
         outcomes[position] = _outcome(entrants[position], problem=failure.what)
     steps = {

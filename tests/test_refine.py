@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -86,6 +87,27 @@ def test_no_plan_with_room_by_the_compiler_is_an_error_that_says_so(
     compiler(lambda layout: Compiled("", {}, "Used 20G of 15.75G hbm"))
     with pytest.raises(sw.DoesNotFitError, match=r"no room for any of the 2.*20G.*memory_fraction"):
         planned(refine=2)
+
+
+def test_an_interruption_compiles_no_more(
+    compiler: Callable[[Callable[[str], Compiled]], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(refine, "_at_once", lambda count: 1)
+    begun: list[str] = []
+
+    def make(layout: str) -> Compiled:
+        begun.append(layout)
+        time.sleep(0.5)
+        return compiled(9)
+
+    def interrupt(progress: Progress) -> None:
+        if progress.stage == "compile" and begun:
+            raise KeyboardInterrupt
+
+    compiler(make)
+    with pytest.raises(KeyboardInterrupt):
+        planned(refine=4, on_progress=interrupt)
+    assert len(begun) <= 2
 
 
 def test_a_compiler_that_fails_at_one_plan_leaves_the_others(
