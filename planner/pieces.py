@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from shardwright.planner.collectives import DimAxes
 from shardwright.planner.constraints import Demand, ValueConstraint
-from shardwright.planner.graph import OpGraph
+from shardwright.planner.graph import Op, OpGraph
 from shardwright.planner.skeleton import prefetchable_values
 
 Reading = tuple[int, int]
@@ -73,10 +73,15 @@ class Pieces:
         for position, result in enumerate(graph.results):
             self.readings.setdefault(result, []).append((-1, position))
         self._ahead = prefetchable_values(graph)
-        self._free = [all(graph.values[r].free for r in op.results) for op in graph.ops]
+        self._free = [
+            bool(op.results) and all(graph.values[r].free for r in op.results) for op in graph.ops
+        ]
         self._numbers: dict[Hashable, int] = {}
         self._sharding_numbers: dict[int, int] = {}
         self._free_classes: dict[int, int] = {}
+        for op in graph.ops:
+            if self._free[op.id]:
+                self._note_free(op)
         self.pieces = tuple(self._find())
 
     def demands(self, value: int) -> list[tuple[Reading, Demand]]:
@@ -172,7 +177,7 @@ class Pieces:
             for position, operand in enumerate(op.operands):
                 value = graph.values[operand]
                 if value.free:
-                    told.append(("free", self._free_class(operand)))
+                    told.append(("free", self._free_classes[operand]))
                     continue
                 sharding = self.sharding_at(operand, (op_id, position))
                 number = self._sharding(sharding)
@@ -205,11 +210,8 @@ class Pieces:
         order = tuple(map(readings.index, self._demanded[value]))
         return self._sharding(constraint.made), self._sharding(constraint.copy), outside, order
 
-    def _free_class(self, value: int) -> int:
-        """Equal for free values that are computed alike."""
-        if value not in self._free_classes:
-            op = self._graph.ops[self._graph.values[value].producer]
-            inputs = tuple(map(self._free_class, op.operands))
-            key = ("free", op.form, op.results.index(value), inputs)
-            self._free_classes[value] = self._number(key)
-        return self._free_classes[value]
+    def _note_free(self, op: Op) -> None:
+        """Numbers free values, so that those which are computed alike have equal numbers."""
+        inputs = tuple([self._free_classes[v] for v in op.operands])
+        for position, result in enumerate(op.results):
+            self._free_classes[result] = self._number(("free", op.form, position, inputs))

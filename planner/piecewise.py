@@ -217,10 +217,17 @@ class _Partitioner:
 
     def _emit_free(self, value: int, emitted: dict[int, Any]) -> Any:
         """A value that is computed of constants alone, with all that it is computed of."""
-        if value not in emitted:
-            op = self._graph.ops[self._graph.values[value].producer]
-            clone = self._clone(op.id, [self._emit_free(v, emitted) for v in op.operands])
-            emitted.update(zip(op.results, clone.results, strict=True))
+        needed: set[int] = set()
+        pending = [value]
+        while pending:
+            producer = self._graph.values[pending.pop()].producer
+            if producer not in needed:
+                needed.add(producer)
+                pending += [v for v in self._graph.ops[producer].operands if v not in emitted]
+        for op in (self._graph.ops[producer] for producer in sorted(needed)):
+            if op.results[0] not in emitted:
+                clone = self._clone(op.id, [emitted[v] for v in op.operands])
+                emitted.update(zip(op.results, clone.results, strict=True))
         return emitted[value]
 
     def _clone(self, op_id: int, operands: Sequence[Any]) -> Any:

@@ -28,8 +28,8 @@ _FACTORS = (0.5, 0.8, 0.95, 1.0, 1.05, 1.25, 2.0)
 """Of the right prices, at which choices are looked for."""
 _ROUNDS, _ITERATIONS = 20, 50
 _PRICED_SECONDS = 2.0
-_MIXED = 0.3
-"""Part of the time left for mixing: whatever is found is improved afterwards."""
+_MIXING_SECONDS = 6.0
+"""The last thousandths of the best mixture take long, and whatever is found is improved after."""
 _SETTLED = 1e-5
 """Prices are right where some rounds more raise the bound by less than this part of it."""
 
@@ -115,7 +115,7 @@ def mix(
     if left is not None:
         best = solve(
             left.problem,
-            time_limit_s=_MIXED * max(0.0, deadline - time.perf_counter()),
+            time_limit_s=max(0.0, min(_MIXING_SECONDS, deadline - time.perf_counter())),
             gap=gap,
             seed=seed,
             warm_starts=[left.project(small.project(start))],
