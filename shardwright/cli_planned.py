@@ -21,6 +21,7 @@ def load_planned(
     args: str | None,
     donate: Sequence[int] | None,
     options: Mapping[str, Any],
+    named_by: str = "--target",
 ) -> inputs.Target:
     """Loads what was planned, as the plan tells it where the command line does not.
 
@@ -28,6 +29,7 @@ def load_planned(
       where: the plan's file.
       target, args, donate, options: as given on the command line. Options of a reference model are
         laid over those of the plan.
+      named_by: where the command line takes the target.
 
     Raises:
       InputError: neither tells what was planned, or it does not load.
@@ -54,7 +56,8 @@ def load_planned(
         raise InputError(
             "a plan that was made from Python does not tell where its program is",
             where=str(where),
-            do="Name the program (and --args, options of a model) as for `shardwright plan`",
+            do=f"Name the program with {named_by} (and --args, options of a model) as for "
+            "`shardwright plan`",
         )
     donated = plan.program.donate_argnums if donate is None and args else donate or ()
     return inputs.load_target(target, args, donated, options)

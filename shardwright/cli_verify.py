@@ -82,7 +82,13 @@ def verify(
         loaded_plan = Plan.load(plan)
         chosen = model_options(settings, batch, sequence, layers, remat)
         loaded = load_planned(
-            loaded_plan.data, plan, target=target, args=args, donate=donate, options=chosen
+            loaded_plan.data,
+            plan,
+            target=target,
+            args=args,
+            donate=donate,
+            options=chosen,
+            named_by="the second argument",
         )
         report(Progress("compiling the program"))
         found = judge(
