@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from shardwright.axis_names import AXIS_NAME_HELP, is_axis_name
 from shardwright.errors import InputError
 from shardwright.hardware_profiles.chip import ChipProfile
 from shardwright.hardware_profiles.slices import Slice, parse_slice
@@ -118,11 +119,11 @@ class LogicalMesh:
 
     def __post_init__(self) -> None:
         names = [axis.name for axis in self.axes]
-        if len(set(names)) != len(names) or not all(name.isidentifier() for name in names):
+        if len(set(names)) != len(names) or not all(map(is_axis_name, names)):
             raise InputError(
-                f"mesh axis names {names} are not distinct identifiers",
+                f"mesh axis names {names} are not distinct names",
                 where="mesh",
-                do="give every axis a name of its own, of letters, digits and underscores",
+                do=f"give every axis a name of its own, of {AXIS_NAME_HELP}",
             )
         dimensions = {dimension.name: dimension for dimension in physical_dimensions(self.slice)}
         pieces: dict[str, list[Segment]] = {name: [] for name in dimensions}

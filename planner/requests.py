@@ -15,13 +15,16 @@ from pydantic import (
     ValidationError,
 )
 
+from shardwright.axis_names import AXIS_NAME_HELP, is_axis_name
 from shardwright.errors import InputError
 from shardwright.hardware_profiles.chip import ChipProfile
 from shardwright.planner.spec_patterns import PartialSpec, partial_spec
 
 
 def _whole(value: Any) -> Any:
-    """An integer of any library as Python's; a float or a string stays and is refused."""
+    """An integer of any library as Python's; a float, a bool or a string stays and is refused."""
+    if isinstance(value, bool):
+        return value
     try:
         return index(value)
     except TypeError:
@@ -29,8 +32,8 @@ def _whole(value: Any) -> Any:
 
 
 def _axis_name(name: Any) -> Any:
-    if isinstance(name, str) and not name.isidentifier():
-        raise ValueError(f"{name!r} is not a name of letters, digits and underscores")
+    if isinstance(name, str) and not is_axis_name(name):
+        raise ValueError(f"{name!r} is not a name of {AXIS_NAME_HELP}")
     return name
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
+from shardwright.axis_names import AXIS_NAME_HELP, is_axis_name
 from shardwright.errors import InputError
 
 Entry = str | tuple[str, ...] | None
@@ -133,13 +134,17 @@ def _spec_of_list(entries: Sequence[Any], text: str, where: str, partial: bool) 
         if entry is None or entry == "None":
             found.append(None)
         elif isinstance(names, list | tuple) and all(
-            isinstance(name, str) and (name.strip().isidentifier() or _is_open(name, partial))
+            isinstance(name, str) and (is_axis_name(name.strip()) or _is_open(name, partial))
             for name in names
         ):
             stripped = tuple(name.strip() for name in names)
             found.append(stripped[0] if len(stripped) == 1 else stripped or None)
         else:
-            raise InputError(f"{text!r} is not a PartitionSpec", where=where, do=SPEC_HELP)
+            raise InputError(
+                f"{text!r} is not a PartitionSpec",
+                where=where,
+                do=f"{SPEC_HELP}; names of axes are of {AXIS_NAME_HELP}",
+            )
     return tuple(found)
 
 

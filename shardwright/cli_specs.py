@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from shardwright.axis_names import AXIS_NAME_HELP, is_axis_name
 from shardwright.errors import InputError
 from shardwright.planner.spec_patterns import (
     SPEC_HELP,
@@ -40,9 +41,13 @@ def parse_mesh(text: str) -> dict[str, int]:
     mesh: dict[str, int] = {}
     for part in text.split(","):
         name, _, size = (piece.strip() for piece in part.partition("="))
-        if not name.isidentifier() or not size.isdecimal() or name in mesh:
+        if not is_axis_name(name) or not size.isdecimal() or name in mesh:
             problem = "names an axis twice" if name in mesh else "is not a list of axis=size"
-            raise InputError(f"{text!r} {problem}", where="--mesh", do="Write data=16,model=16")
+            raise InputError(
+                f"{text!r} {problem}",
+                where="--mesh",
+                do=f"Write data=16,model=16, names of {AXIS_NAME_HELP}",
+            )
         mesh[name] = int(size)
     return mesh
 

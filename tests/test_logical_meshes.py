@@ -184,8 +184,9 @@ ON_Y = MeshAxis("y", (Segment("y", 4, 1, 4, False),))
         ((on_x("a", 4), on_x("b", 2), ON_Y), "dimension 'x'"),
         ((on_x("a", 2, stride=1), ON_Y), "dimension 'x'"),
         ((on_x("a", 2, stride=2), on_x("b", 2, stride=2), ON_Y), "dimension 'x'"),
-        ((on_x("y", 4), ON_Y), "not distinct identifiers"),
-        ((on_x("two words", 4), ON_Y), "not distinct identifiers"),
+        ((on_x("y", 4), ON_Y), "not distinct names"),
+        ((on_x("two words", 4), ON_Y), "not distinct names"),
+        ((on_x("größe", 4), ON_Y), "letters from A to Z"),
         ((on_x("a", 8, extent=8), ON_Y), "not on v5e:4x4"),
     ],
 )

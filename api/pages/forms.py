@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from shardwright.api.problems import invalid
 from shardwright.api.schemas import ComparisonRequest, PlanRequest
+from shardwright.axis_names import is_axis_name
 from shardwright.errors import InputError
 
 _COUNTS = ("batch", "sequence", "layers")
@@ -125,7 +126,7 @@ def _mesh(text: str) -> dict[str, int]:
     mesh: dict[str, int] = {}
     for part in text.split(","):
         name, _, size = (piece.strip() for piece in part.partition("="))
-        if not name.isidentifier() or not size.isdecimal() or name in mesh:
+        if not is_axis_name(name) or not size.isdecimal() or name in mesh:
             raise InputError(
                 f"{text!r} is not a list of axis=size",
                 where="mesh",
