@@ -6,5 +6,5 @@ AXIS_NAME_HELP = "letters from A to Z, digits and underscores, and no digit firs
 
 
 def is_axis_name(name: str) -> bool:
-    """Whether a mesh axis may be called so; other letters are escaped where programs are printed."""
+    """Whether a mesh axis may be called so: other letters are escaped in printed programs."""
     return name.isascii() and name.isidentifier()
