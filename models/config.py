@@ -16,10 +16,11 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from shardwright.errors import InputError
 from shardwright.models.families import KINDS, Options, find, parsed
+from shardwright.models.options import Size
 
 SUFFIXES = (".toml", ".yaml", ".yml")
 """Of the files that are read as configurations."""
@@ -41,7 +42,7 @@ class PlanSection(_Table):
     """
 
     topology: str | None = None
-    mesh: dict[str, PositiveInt] | None = None
+    mesh: dict[str, Size] | None = None
 
 
 class _File(_Table):

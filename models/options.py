@@ -3,14 +3,14 @@
 import difflib
 from collections.abc import Mapping
 from math import ceil
-from typing import Any, ClassVar, Literal, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     PositiveFloat,
-    PositiveInt,
     ValidationError,
     model_validator,
 )
@@ -19,6 +19,24 @@ from pydantic import NonNegativeFloat as NonNegative
 from shardwright.errors import InputError
 
 DType = Literal["float32", "bfloat16"]
+
+_LARGEST_SIZE = 2**31 - 1
+_MOST_LAYERS = 4096
+_LONGEST_LIST = 4096
+_MOST_STAGES = 24
+"""Each halves a map or more."""
+
+
+def _no_bool(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError("Input should be a number, not true or false")
+    return value
+
+
+Size = Annotated[int, Field(gt=0, le=_LARGEST_SIZE), BeforeValidator(_no_bool)]
+"""A size of an array: XLA's indices of one dimension are often 32 bits."""
+Depth = Annotated[int, Field(gt=0, le=_MOST_LAYERS), BeforeValidator(_no_bool)]
+"""How often something is stacked: where each layer is traced by itself, more would never end."""
 
 
 class TrainOptions(BaseModel):
@@ -42,8 +60,8 @@ class TrainOptions(BaseModel):
     unit: ClassVar[Literal["tokens", "images", "examples"]] = "tokens"
     """What a step works on."""
 
-    batch: PositiveInt
-    microbatches: PositiveInt = 1
+    batch: Size
+    microbatches: Size = 1
     param_dtype: DType = "float32"
     compute_dtype: DType = "bfloat16"
     mu_dtype: DType | None = None
@@ -77,7 +95,7 @@ class NormedOptions(TrainOptions):
         whole batch.
     """
 
-    norm_groups: PositiveInt = 1
+    norm_groups: Size = 1
 
     @model_validator(mode="after")
     def _groups_divide(self) -> Self:
@@ -96,8 +114,8 @@ class ImageOptions(NormedOptions):
 
     unit = "images"
 
-    image: PositiveInt
-    classes: PositiveInt
+    image: Size
+    classes: Size
 
 
 class ResNetOptions(ImageOptions):
@@ -109,8 +127,8 @@ class ResNetOptions(ImageOptions):
       block: "bottleneck" blocks of three convolutions, or "basic" ones of two.
     """
 
-    width: PositiveInt = 64
-    depths: tuple[PositiveInt, ...] = Field((3, 4, 6, 3), min_length=1)
+    width: Size = 64
+    depths: tuple[Depth, ...] = Field((3, 4, 6, 3), min_length=1, max_length=_MOST_STAGES)
     block: Literal["bottleneck", "basic"] = "bottleneck"
 
     @property
@@ -129,10 +147,10 @@ class DetectorOptions(ResNetOptions):
       anchors: boxes at each place of the backbone's map and of each layer's.
     """
 
-    depths: tuple[PositiveInt, ...] = Field((3, 4, 6), min_length=1)
+    depths: tuple[Depth, ...] = Field((3, 4, 6), min_length=1, max_length=_MOST_STAGES)
     block: Literal["bottleneck", "basic"] = "basic"
-    layers: tuple[tuple[PositiveInt, PositiveInt, Literal[1, 2]], ...]
-    anchors: tuple[PositiveInt, ...]
+    layers: tuple[tuple[Size, Size, Literal[1, 2]], ...] = Field(max_length=_LONGEST_LIST)
+    anchors: tuple[Size, ...]
 
     @property
     def strides(self) -> tuple[int, ...]:
@@ -177,8 +195,8 @@ class UNetOptions(ImageOptions):
     """
 
     dimensions: Literal[2, 3] = 2
-    channels: PositiveInt
-    filters: tuple[tuple[PositiveInt, PositiveInt], ...] = Field(min_length=1)
+    channels: Size
+    filters: tuple[tuple[Size, Size], ...] = Field(min_length=1, max_length=_MOST_STAGES)
     halve: bool = True
 
     @model_validator(mode="after")
@@ -210,15 +228,15 @@ class ConformerOptions(NormedOptions):
 
     unit = "examples"
 
-    layers: PositiveInt
-    d_model: PositiveInt
-    heads: PositiveInt
-    d_ff: PositiveInt | None = None
-    kernel: PositiveInt = 32
-    features: PositiveInt = 80
-    frames: PositiveInt
-    labels: PositiveInt
-    classes: PositiveInt
+    layers: Depth
+    d_model: Size
+    heads: Size
+    d_ff: Size | None = None
+    kernel: Size = 32
+    features: Size = 80
+    frames: Size
+    labels: Size
+    classes: Size
     remat: Literal["none", "full"] = "full"
 
     @model_validator(mode="after")
@@ -253,12 +271,12 @@ class LstmOptions(TrainOptions):
       remat: "none" keeps the gates of every step of a layer's loop, "full" makes them again.
     """
 
-    layers: PositiveInt
-    encoder_layers: PositiveInt | None = None
-    d_model: PositiveInt
-    vocab: PositiveInt
-    sequence: PositiveInt
-    target_sequence: PositiveInt | None = None
+    layers: Depth
+    encoder_layers: Depth | None = None
+    d_model: Size
+    vocab: Size
+    sequence: Size
+    target_sequence: Size | None = None
     remat: Literal["none", "full"] = "none"
 
     @model_validator(mode="after")
@@ -297,10 +315,10 @@ class MlpOptions(TrainOptions):
 
     unit = "examples"
 
-    features: PositiveInt
-    hidden: PositiveInt
-    layers: PositiveInt
-    classes: PositiveInt
+    features: Size
+    hidden: Size
+    layers: Depth
+    classes: Size
 
 
 class DlrmOptions(TrainOptions):
@@ -318,12 +336,12 @@ class DlrmOptions(TrainOptions):
 
     unit = "examples"
 
-    features: PositiveInt
-    tables: tuple[PositiveInt, ...]
-    width: PositiveInt
-    bottom: tuple[PositiveInt, ...]
-    top: tuple[PositiveInt, ...]
-    row_multiple: PositiveInt = 1
+    features: Size
+    tables: tuple[Size, ...] = Field(max_length=_LONGEST_LIST)
+    width: Size
+    bottom: tuple[Size, ...] = Field(max_length=_LONGEST_LIST)
+    top: tuple[Size, ...] = Field(max_length=_LONGEST_LIST)
+    row_multiple: Size = 1
 
     @model_validator(mode="after")
     def _networks_agree(self) -> Self:

@@ -6,14 +6,13 @@ from typing import ClassVar, Literal, Self
 from pydantic import (
     BaseModel,
     ConfigDict,
+    Field,
     NonNegativeFloat,
-    NonNegativeInt,
     PositiveFloat,
-    PositiveInt,
     model_validator,
 )
 
-from shardwright.models.options import DType, TrainOptions
+from shardwright.models.options import Depth, DType, Size, TrainOptions
 
 MeshAxes = str | tuple[str, ...] | None
 """What shards one dimension of an array, as in a `PartitionSpec`."""
@@ -67,17 +66,17 @@ class Transformer(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    layers: PositiveInt
-    d_model: PositiveInt
-    heads: PositiveInt
-    kv_heads: PositiveInt | None = None
-    head_dim: PositiveInt | None = None
-    d_ff: PositiveInt
-    vocab: PositiveInt
+    layers: Depth
+    d_model: Size
+    heads: Size
+    kv_heads: Size | None = None
+    head_dim: Size | None = None
+    d_ff: Size
+    vocab: Size
     norm: Literal["rms", "layer"] = "rms"
     mlp: Literal["swiglu", "geglu", "gelu", "relu"] = "swiglu"
     positions: Literal["rope", "learned", "sinusoidal", "relative"] = "rope"
-    max_positions: PositiveInt | None = None
+    max_positions: Size | None = None
     rope_theta: PositiveFloat = 10_000.0
     biases: bool = False
     tied_embedding: bool = False
@@ -135,7 +134,7 @@ class TransformerOptions(Transformer, TrainOptions):
         128 and positions other than "relative".
     """
 
-    sequence: PositiveInt
+    sequence: Size
     scan_layers: bool = True
     remat: Literal["none", "full", "dots", "names"] = "full"
     saved: tuple[Activation, ...] = ()
@@ -192,9 +191,9 @@ class DecoderOptions(TransformerOptions):
     """
 
     causal: bool = True
-    stages: PositiveInt = 1
-    repeats: PositiveInt = 1
-    replicas: PositiveInt = 1
+    stages: Depth = 1
+    repeats: Depth = 1
+    replicas: Size = 1
     stage_axis: str | None = None
 
     @model_validator(mode="after")
@@ -239,8 +238,8 @@ class EncoderDecoderOptions(TransformerOptions):
       target_sequence: tokens per target; None is `sequence`.
     """
 
-    encoder_layers: PositiveInt | None = None
-    target_sequence: PositiveInt | None = None
+    encoder_layers: Depth | None = None
+    target_sequence: Size | None = None
 
     @model_validator(mode="after")
     def _targets_agree(self) -> Self:
@@ -300,9 +299,9 @@ class ServingOptions(Transformer):
     unit: ClassVar[Literal["tokens", "images", "examples"]] = "tokens"
 
     step: Literal["prefill", "decode"]
-    batch: PositiveInt = 32
-    context: PositiveInt = 2048
-    prompt: PositiveInt | None = None
+    batch: Size = 32
+    context: Size = 2048
+    prompt: Size | None = None
     weights: Literal["bfloat16", "float32", "int8"] = "bfloat16"
     cache_dtype: DType | Literal["int8"] | None = None
     attention: Literal["dot", "flash"] = "dot"
@@ -362,13 +361,13 @@ class MixtureOptions(DecoderOptions):
       token_axes: the same of these arrays as they are dispatched and combined, where tokens are.
     """
 
-    experts: PositiveInt
-    experts_per_token: PositiveInt = 2
-    expert_d_ff: PositiveInt | None = None
-    shared_experts: NonNegativeInt = 0
+    experts: Size
+    experts_per_token: Size = 2
+    expert_d_ff: Size | None = None
+    shared_experts: int = Field(0, ge=0, le=4096)
     dispatch: Literal["capacity", "dropless"] = "capacity"
     capacity_factor: PositiveFloat = 1.25
-    layers_per_block: PositiveInt = 1
+    layers_per_block: Depth = 1
     balance_weight: NonNegativeFloat = 0.01
     expert_axes: tuple[MeshAxes, MeshAxes, MeshAxes, MeshAxes] | None = None
     token_axes: tuple[MeshAxes, MeshAxes, MeshAxes, MeshAxes] | None = None

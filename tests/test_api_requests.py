@@ -47,6 +47,7 @@ def refusal(app: App, body: Any, path: str = "/v1/plans") -> dict[str, Any]:
         ({"model": {"name": "llama3-8"}}, "models", "'llama3-8b'"),
         ({"model": {"name": "mlp", "options": {"bach": 1}}}, "model 'mlp'", "batch"),
         ({"model": {"name": "mlp", "options": {"batch": -1}}}, "model 'mlp'", "greater than 0"),
+        ({"model": {"name": "mlp", "options": {"layers": 10**7}}}, "model 'mlp'", "less than or"),
         ({"model": {"name": "mlp", "options": {"batch": "many"}}}, "model 'mlp'", "integer"),
         ({"model": {"name": "llama3-8b", "options": {"heads": 3}}}, "model 'llama3-8b'", "divide"),
         ({"mesh": {"data": 3}}, "mesh", "4"),

@@ -231,7 +231,8 @@ def test_reading_has_a_limit_of_its_own(
     monkeypatch.setattr("shardwright.api.jobs.worker_process._READ_SECONDS", 0.5)
     failed = failure(run(engine, make_task(endless()))[0])
     assert failed.kind == "time-limit"
-    assert "more than 0.5 seconds while it was at the stage 'read'" in failed.what
+    assert "not read, or the model not traced, in 0.5 seconds" in failed.what
+    assert "JOB_SECONDS" not in failed.do
 
 
 def test_a_machine_without_room_for_workers_is_told_and_tried_again(

@@ -105,6 +105,10 @@ def test_cross_entropy_is_the_mean_negative_log_probability():
         ("llama3-8b", {"head_dim": 7}, "head_dim=7 is odd"),
         ("gpt2-124m", {"sequence": 2048}, "sequence=2048 is longer than max_positions=1024"),
         ("gpt2-124m", {"layers": 0}, "option 'layers': Input should be greater than 0"),
+        ("gpt2-124m", {"layers": 10**7}, "option 'layers': Input should be less than or equal to"),
+        ("gpt2-124m", {"layers": True}, "option 'layers': Input should be a number, not true"),
+        ("mlp", {"batch": 10**20}, "option 'batch': Input should be less than or equal to 2147483"),
+        ("resnet-50", {"depths": (3, 10**7)}, "option 'depths': Input should be less than or"),
         (
             "gpt2-124m",
             {"remat": "some"},

@@ -105,16 +105,22 @@ class WorkerProcess:
 
     def exceeded(self) -> JobFailure | None:
         """What its task has used more of than it may."""
-        seconds = self._limits.seconds
-        if self.stage in ("", _READING):
-            seconds = min(seconds, _READ_SECONDS)
-        if time.monotonic() - self.began > seconds:
+        took = time.monotonic() - self.began
+        if took > self._limits.seconds:
             return JobFailure(
                 "time-limit",
-                f"the job ran for more than {seconds:g} seconds{self._doing}",
+                f"the job ran for more than {self._limits.seconds:g} seconds{self._doing}",
                 "job",
                 "Give a smaller time_limit_s or a smaller program, or have the operator raise "
                 "SHARDWRIGHT_JOB_SECONDS",
+            )
+        if self.stage in ("", _READING) and took > _READ_SECONDS:
+            return JobFailure(
+                "time-limit",
+                f"the program was not read, or the model not traced, in {_READ_SECONDS:g} seconds",
+                "job",
+                "Plan a smaller one: fewer layers, or equal layers in a scan. No setting of the "
+                "service raises this limit",
             )
         if self._rss() > self._limits.memory_bytes:
             return JobFailure(
