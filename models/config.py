@@ -63,6 +63,7 @@ class ModelConfig:
       path: of the file.
       name: of the model; that of the file, without its suffix, where it gives none.
       base: the kind or the preset that the options change.
+      named_as: which of the two the file calls it.
       sections: "model" and "train" or "serve" -> their fields.
       plan: where to plan it.
     """
@@ -70,6 +71,7 @@ class ModelConfig:
     path: Path
     name: str
     base: str
+    named_as: Literal["kind", "extends"]
     sections: Mapping[str, Mapping[str, Any]]
     plan: PlanSection
 
@@ -120,7 +122,8 @@ def read_config(path: str | Path) -> ModelConfig:
     else:
         sections["train"] = file.train or {}
     base = file.kind or file.extends or ""
-    return ModelConfig(path, file.name or path.stem, base, sections, file.plan)
+    named_as: Literal["kind", "extends"] = "extends" if file.kind is None else "kind"
+    return ModelConfig(path, file.name or path.stem, base, named_as, sections, file.plan)
 
 
 def _parsed(path: Path) -> Any:
@@ -185,7 +188,13 @@ def configured(config: ModelConfig, options: Mapping[str, Any]) -> dict[str, Any
     serving = {"prefill", "decode"}
     default = config.sections.get("serve", {}).get("step", "decode")
     step = str(options.get("step", default if config.step == "serve" else "train"))
-    kind, _ = find(config.base)
+    try:
+        kind, _ = find(config.base)
+    except InputError as error:
+        do = error.do
+        if is_config(config.base):
+            do = f"It cannot be another file: give the name of a model or a kind. {do}"
+        raise InputError(error.what, where=f"{config.path}, {config.named_as}", do=do) from None
     schema, step_fields = KINDS[kind].schema(step), KINDS[kind].step_fields(step)
     sections = dict(config.sections)
     if (step in serving) != (config.step == "serve"):

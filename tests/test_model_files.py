@@ -113,6 +113,10 @@ def test_yaml_is_read_as_toml_is(write: Any) -> None:
         ('kind = "decoder"\nextends = "llama3-8b"\n', "both kind and extends are given"),
         ('kind = "decodr"\n', "unknown model 'decodr'. Did you mean 'decoder'"),
         ('extends = "llama3-8B"\n', "Did you mean 'llama3-8b'"),
+        (
+            'extends = "a.toml"\n',
+            "model.toml, extends: unknown model 'a.toml'. It cannot be a",
+        ),
         ('extends = "llama3-8b"\n[modle]\n', r"unknown field 'modle' \(did you mean model\?\)"),
         (
             'extends = "llama3-8b"\n[model]\nn_heads = 2\n',
@@ -193,3 +197,17 @@ def test_the_service_takes_a_kind_with_all_its_options() -> None:
         checked_by_service("decoder", {"layers": 2})
     with pytest.raises(sw.InputError, match=r"unknown model 'model\.toml'"):
         checked_by_service("model.toml", {})
+
+
+def test_the_docs_name_the_fields_that_each_kind_needs() -> None:
+    table = DOCS.read_text().split("### Fields that a kind needs")[1].split("\n\n")[1]
+    told = {}
+    for kinds, *fields in (line.strip("|").split("|") for line in table.splitlines()[2:]):
+        for kind in re.findall(r"`(\w+)`", kinds):
+            told[kind] = set(re.findall(r"`(\w+)`", "".join(fields)))
+    needed = {
+        kind: {name for name, field in family.options.model_fields.items() if field.is_required()}
+        for kind, family in KINDS.items()
+        if kind not in model_names()  # which has the sizes of the preset of its name
+    }
+    assert told == needed
