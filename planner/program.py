@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ import jax.numpy as jnp
 from jax import export as jax_export
 from jaxlib.mlir.dialects import stablehlo
 
+from shardwright.cost_models.memory import dtype_bytes
 from shardwright.errors import InputError
 from shardwright.planner import mlir
 from shardwright.planner.given import program_mesh
@@ -26,6 +28,8 @@ from shardwright.planner.mlir import ir
 from shardwright.planner.program_file import ProgramNames, take_names, write_names
 from shardwright.planner.tracing import function_name, lower_for_planning, user_errors
 
+_MOST_ELEMENTS = 10**17
+"""Far more than the largest slices hold (2e15 bytes); padded bytes of as many fit in an int64."""
 _EXPORT_HELP = "Pass the bytes that jax.export's Exported.serialize() returned"
 
 
@@ -249,10 +253,10 @@ def _from_module(
             name, in_paths, out_paths = names.name, names.in_paths, names.out_paths
             donate_argnums = tuple(names.donate_argnums)
             in_inner_dims, out_inner_dims = names.in_inner_dims, names.out_inner_dims
-        _check_shapes(mlir.entry_block(main), where)
         arguments = list(mlir.entry_block(main).arguments)
         results = list(mlir.last_operation(mlir.entry_block(main)).operands)
         inputs = _tensors(arguments, in_paths, in_inner_dims or {}, "arg", where)
+        _check_shapes(mlir.entry_block(main), where)
         outputs = _tensors(results, out_paths, out_inner_dims or {}, "result", where)
         aliases = _aliases(main, inputs, outputs)
         asm = module.operation.get_asm(enable_debug_info=False)
@@ -311,6 +315,7 @@ def _tensors(
                 where=where,
                 do="Lower the program with concrete shapes",
             )
+        _check_size(type_, path if kind == "result" else f"argument {path}", where)
         inner = min(inner_dims.get(path, 0), len(type_.shape))
         tensors.append(Tensor(path, tuple(type_.shape), str(type_.element_type), inner))
     return tuple(tensors)
@@ -320,15 +325,30 @@ def _check_shapes(block: Any, where: str) -> None:
     for op in mlir.walk_block(block):
         for result in op.results:
             type_ = result.type
-            if isinstance(type_, ir.RankedTensorType) and not type_.has_static_shape:
+            if not isinstance(type_, ir.RankedTensorType):
+                continue
+            if not type_.has_static_shape:
                 raise InputError(
                     f"{op.name} makes a {type_}, and only tensors of known shape can be planned",
                     where=mlir.source_line(op.location) or where,
                     do="Lower the program with concrete shapes",
                 )
+            _check_size(type_, f"the {type_} that {op.name} makes", where)
         for region in op.regions:
             for inner in region.blocks:
                 _check_shapes(inner, where)
+
+
+def _check_size(type_: Any, what: str, where: str) -> None:
+    """Refuses a tensor whose bytes would not be counted exactly."""
+    elements = math.prod(type_.shape)
+    if elements > _MOST_ELEMENTS:
+        nbytes = elements * dtype_bytes(str(type_.element_type))
+        raise InputError(
+            f"{what} has {nbytes:.3g} bytes, more than any slice could hold or work through",
+            where=where,
+            do=f"Give it smaller dimensions, of at most {_MOST_ELEMENTS:.0e} elements in all",
+        )
 
 
 def _aliases(main: Any, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...]) -> dict[int, int]:

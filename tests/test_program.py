@@ -171,6 +171,16 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         "does not trace .* bind static arguments with functools.partial",
     ),
     "no function": (lambda: Program.trace(3, BATCH), "does not trace .* callable"),  # type: ignore[arg-type]
+    "argument beyond counting": (
+        lambda: Program.trace(lambda x: x * 2, jax.ShapeDtypeStruct((1 << 62, 4), F32)),
+        r"argument \[0\] has 7.38e\+19 bytes, more than",
+    ),
+    "intermediate beyond counting": (
+        lambda: Program.trace(
+            lambda x: (x[:, None] * x).sum(), jax.ShapeDtypeStruct((1 << 30,), F32)
+        ),
+        r"the tensor<1073741824x1073741824xf32> that .* makes has 4.61e\+18 bytes",
+    ),
     "callback": (
         lambda: Program.trace(call_back, BATCH),
         "calls back to Python.*Leave out callbacks that return something",
