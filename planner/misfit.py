@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from shardwright.cost_models.memory import Buffer, PeakMemory, dtype_bytes, peak_memory
 from shardwright.errors import DoesNotFitError
@@ -16,8 +19,47 @@ from shardwright.planner.step_buffers import buffer_kinds
 _NAMED_BUFFERS = 3
 _NEAR = 1.25
 """A least memory that is not proven may be bettered by so much where the search goes on."""
+_WORTH_DONATING = 0.01
+"""Part of the memory that donating must save to be advised."""
+_MOMENTS = re.compile(r"(?<![a-z])(mu|nu|exp_avg(_sq)?|momentum|moments?)(?![a-z])")
+"""What optax, PyTorch and most training code call moments."""
 _GROWING = ("loop", "temporary")
 """Kinds of buffers that grow with the batch."""
+
+
+@dataclass(frozen=True)
+class ArgumentFacts:
+    """What advice needs to know of a program's arguments.
+
+    Attributes:
+      undonated: paths of arguments that are not donated and could be: a result that takes over no
+        buffer has their shape and type.
+      undonated_bytes: of a device, were each sharded over all.
+      moments: some of the state is called as an optimizer's moments are.
+    """
+
+    undonated: tuple[str, ...] = ()
+    undonated_bytes: float = 0.0
+    moments: bool = False
+
+
+def argument_facts(graph: OpGraph, devices: int) -> ArgumentFacts:
+    """The facts of a program, on so many devices."""
+    state = set(graph.aliases.values())
+    free = Counter(
+        (graph.values[value].shape, graph.values[value].dtype)
+        for position, value in enumerate(graph.results)
+        if position not in graph.aliases
+    )
+    undonated, nbytes = [], 0.0
+    for number, value in enumerate(graph.arguments):
+        kind = (graph.values[value].shape, graph.values[value].dtype)
+        if number not in state and free[kind] > 0:
+            free[kind] -= 1
+            undonated.append(graph.argument_names[number])
+            nbytes += math.prod(kind[0]) * dtype_bytes(kind[1]) / devices
+    moments = any(_MOMENTS.search(graph.argument_names[number]) for number in state)
+    return ArgumentFacts(tuple(undonated), nbytes, moments)
 
 
 def even_share(graph: OpGraph, buffers: Sequence[Lifetime], devices: int) -> PeakMemory:
@@ -44,6 +86,7 @@ def does_not_fit(
     least: PeakMemory,
     share: PeakMemory,
     *,
+    arguments: ArgumentFacts,
     proven: bool,
     untried: int,
 ) -> DoesNotFitError:
@@ -53,6 +96,7 @@ def does_not_fit(
       limit: bytes of a device that may be used.
       least: the memory of the plan that needs least.
       share: what no sharding undercuts, see `even_share`.
+      arguments: see `argument_facts`.
       proven: every mesh was tried, and each has no sharding that fits.
       untried: meshes that were not tried for want of time.
     """
@@ -66,14 +110,20 @@ def does_not_fit(
         f"device, {_amount(least.bytes - limit)} more than the {_amount(limit)} that may be used; "
         f"most is taken by {largest}",
         where=on.name,
-        do=_advice(on, limit, least, share, proven, untried),
+        do=_advice(on, limit, least, share, arguments, proven, untried),
         least_bytes=least.bytes,
         limit_bytes=limit,
     )
 
 
 def _advice(
-    on: Slice, limit: float, least: PeakMemory, share: PeakMemory, proven: bool, untried: int
+    on: Slice,
+    limit: float,
+    least: PeakMemory,
+    share: PeakMemory,
+    arguments: ArgumentFacts,
+    proven: bool,
+    untried: int,
 ) -> str:
     """What would help; more time only where it could."""
     told = []
@@ -88,12 +138,28 @@ def _advice(
     held: dict[str, float] = {}
     for buffer in share.live:
         held[buffer.kind] = held.get(buffer.kind, 0.0) + buffer.nbytes
-    fixed = share.bytes - sum(held.get(kind, 0.0) for kind in _GROWING)
-    if fixed > limit:
+    if arguments.undonated_bytes > _WORTH_DONATING * limit:
+        some = ", ".join(arguments.undonated[:_NAMED_BUFFERS])
+        others = len(arguments.undonated) - _NAMED_BUFFERS
+        more = f" and {others} more" if others > 0 else ""
         told.append(
-            f"A smaller batch does not help: parameters, optimizer state and other arguments take "
-            f"{_amount(fixed)} a device even where every one is sharded over all of them; keep "
-            "fewer bytes a parameter, such as moments in bf16"
+            f"Donate {some}{more} (donate_argnums, --donate): results of the same shape would take "
+            f"over the memory, {_amount(arguments.undonated_bytes)} a device or more"
+        )
+    fixed = share.bytes - sum(held.get(kind, 0.0) for kind in _GROWING)
+    fixed = max(fixed - arguments.undonated_bytes, 0.0)
+    state = held.get("state", 0.0)
+    if state > limit:
+        moments = ", such as moments in bf16" if arguments.moments else ""
+        told.append(
+            f"A smaller batch does not help: parameters and what else is donated take "
+            f"{_amount(state)} a device even where every one is sharded over all of them; keep "
+            f"fewer bytes a parameter{moments}"
+        )
+    elif fixed > limit:
+        told.append(
+            f"Arguments and results take {_amount(fixed)} a device even where every one is sharded "
+            "over all of them; a smaller batch helps only as far as they shrink with it"
         )
     else:
         loops, temporary = (held.get(kind, 0.0) for kind in _GROWING)

@@ -25,7 +25,7 @@ from shardwright.planner.mesh_solution import (
     estimate_mesh,
     solve_mesh,
 )
-from shardwright.planner.misfit import does_not_fit, even_share
+from shardwright.planner.misfit import argument_facts, does_not_fit, even_share
 from shardwright.planner.prepared import Prepared
 from shardwright.planner.problem import Fixed
 
@@ -333,6 +333,7 @@ class _Search:
             self._limit,
             least,
             even_share(self._prepared.graph, self._prepared.buffers, on.devices),
+            arguments=argument_facts(self._prepared.graph, on.devices),
             proven=proven,
             untried=sum(c.status.startswith(_NOT_TRIED) for c in self._considered.values()),
         )

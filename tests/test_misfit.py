@@ -1,13 +1,22 @@
 """What is said where nothing fits: what fills the memory, and only what could help."""
 
+from typing import Any
+
+import jax
+import jax.numpy as jnp
 import pytest
 
+import shardwright as sw
 from shardwright.cost_models.memory import Buffer, PeakMemory
+from shardwright.errors import DoesNotFitError
 from shardwright.hardware_profiles import parse_slice
-from shardwright.planner.misfit import does_not_fit
+from shardwright.planner.misfit import ArgumentFacts, argument_facts, does_not_fit
+from shardwright.planner.prepared import prepare
+from shardwright.planner.program import Program
 
 ON = parse_slice("v5e:2x2")
 LIMIT = 15e9
+NOTHING = ArgumentFacts()
 
 
 def peak(**by_kind: float) -> PeakMemory:
@@ -15,8 +24,21 @@ def peak(**by_kind: float) -> PeakMemory:
     return PeakMemory(sum(by_kind.values()), 0, live)
 
 
-def advice(least: PeakMemory, share: PeakMemory, proven: bool = False, untried: int = 0) -> str:
-    return does_not_fit("step", ON, LIMIT, least, share, proven=proven, untried=untried).do
+def misfit(
+    least: PeakMemory,
+    share: PeakMemory,
+    *,
+    proven: bool = False,
+    untried: int = 0,
+    arguments: ArgumentFacts = NOTHING,
+) -> DoesNotFitError:
+    return does_not_fit(
+        "step", ON, LIMIT, least, share, arguments=arguments, proven=proven, untried=untried
+    )
+
+
+def advice(least: PeakMemory, share: PeakMemory, **facts: Any) -> str:
+    return misfit(least, share, **facts).do
 
 
 def test_more_time_is_advised_where_meshes_were_not_tried() -> None:
@@ -26,7 +48,7 @@ def test_more_time_is_advised_where_meshes_were_not_tried() -> None:
 
 def test_no_time_is_advised_where_an_even_share_of_every_tensor_is_too_much() -> None:
     least, share = peak(state=5e9, loop=25e9), peak(state=4e9, loop=12e9)
-    error = does_not_fit("step", ON, LIMIT, least, share, proven=False, untried=3)
+    error = misfit(least, share, untried=3)
     assert "more time" not in error.do
     assert "no sharding of step fits:" in error.what
 
@@ -48,10 +70,37 @@ def test_temporaries_are_helped_by_microbatches_first() -> None:
     assert told.index("microbatches") < told.index("rematerialise")
 
 
-@pytest.mark.parametrize("kind", ["state", "input"])
-def test_what_does_not_grow_with_the_batch_is_not_helped_by_a_smaller_one(kind: str) -> None:
-    told = advice(peak(**{kind: 30e9}), peak(**{kind: 16e9, "loop": 1e9}), proven=True)
+@pytest.mark.parametrize("moments", [True, False])
+def test_state_is_not_helped_by_a_smaller_batch(moments: bool) -> None:
+    share = peak(state=16e9, loop=1e9)
+    told = advice(peak(state=30e9), share, proven=True, arguments=ArgumentFacts(moments=moments))
     assert "A smaller batch does not help" in told and "16.00 GB" in told
+    assert ("moments in bf16" in told) == moments
+
+
+def test_arguments_may_be_a_batch() -> None:
+    told = advice(peak(input=30e9), peak(input=16e9, loop=1e9), proven=True)
+    assert "helps only as far as they shrink with it" in told and "16.00 GB" in told
+
+
+def test_donation_is_advised_where_results_have_the_shape_of_an_argument() -> None:
+    shape = jax.ShapeDtypeStruct((1 << 20, 1 << 14), jnp.float32)
+    with pytest.raises(DoesNotFitError) as caught:
+        sw.plan(lambda a, b: a * b, shape, shape, topology="v5e:2x2", mesh={"x": 4})
+    # Each is 17.18 GB a device; one result takes over one of the two.
+    assert "Donate [0] (donate_argnums, --donate)" in caught.value.do
+    assert "take over the memory, 17.18 GB a device" in caught.value.do
+    assert "take 34.36 GB a device" in caught.value.do
+    assert "moments" not in caught.value.do
+
+
+def test_moments_are_known_by_their_names() -> None:
+    shape = jax.ShapeDtypeStruct((8, 8), jnp.float32)
+    for name, moments in (("mu", True), ("multi", False)):
+        program = Program.trace(
+            lambda state: jax.tree.map(lambda x: x + 1, state), {name: shape}, donate_argnums=0
+        )
+        assert argument_facts(prepare(program).graph, 4) == ArgumentFacts(moments=moments)
 
 
 def test_the_smallest_slice_with_as_much_memory_in_all_is_named() -> None:
