@@ -6,10 +6,13 @@ to cut a kind of node is priced once, for all meshes together.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.hardware_profiles.chip import ChipProfile
+from shardwright.planner.fusion import Fusion
 from shardwright.planner.nodes import NodeGraph
 from shardwright.planner.op_costs import kernel_seconds, local_bytes
 from shardwright.planner.rules import DimFactors
@@ -31,6 +34,7 @@ class LocalPrices:
         ]
         self._cuts = [np.ones((1, len(kind.sizes)), dtype=np.int64) for kind in skeleton.kinds]
         self._seconds: dict[int, FloatArray] = {}
+        self._cast_seconds: dict[int, FloatArray] = {}
         self._bytes: dict[tuple[int, int], IntArray] = {}
 
     def cuts(self, kind: int, rows: IntArray, axis_sizes: tuple[int, ...]) -> IntArray:
@@ -50,16 +54,41 @@ class LocalPrices:
         return np.array([numbers[key] for key in keys], dtype=np.int64)
 
     def kernel_seconds(self, what: int, kind: int) -> FloatArray:
-        """Seconds of one run of a kernel of the skeleton, by cut of its node's kind."""
-        known = self._seconds.get(what, np.zeros(0))
+        """Seconds of one run of a kernel of the skeleton that casts nothing, by cut of its node."""
+        kernel = self.skeleton.kernels[what]
+
+        def price(cuts: IntArray) -> FloatArray:
+            return self._kernel(kernel, cuts, ())
+
+        return self._extended(self._seconds, what, kind, price)
+
+    def cast_seconds(self, what: int, kind: int) -> FloatArray:
+        """What a product takes longer for casting an operand inside it, by cut of its node."""
+        kernel, position = self.skeleton.casts[what]
+
+        def price(cuts: IntArray) -> FloatArray:
+            return self._kernel(kernel, cuts, (position,)) - self._kernel(kernel, cuts, ())
+
+        return self._extended(self._cast_seconds, what, kind, price)
+
+    def _kernel(self, kernel: Fusion, cuts: IntArray, wide: tuple[int, ...]) -> FloatArray:
+        nodes = self.skeleton.nodes
+        local = _LocalDims(nodes, cuts)
+        seconds = kernel_seconds(nodes.graph, kernel, local, self._chip, wide).total
+        return np.broadcast_to(seconds, (len(cuts),))
+
+    def _extended(
+        self,
+        known_seconds: dict[int, FloatArray],
+        what: int,
+        kind: int,
+        price: Callable[[IntArray], FloatArray],
+    ) -> FloatArray:
+        known = known_seconds.get(what, np.zeros(0))
         cuts = self._cuts[kind]
         if len(known) < len(cuts):
             asked = np.concatenate([cuts[:1], cuts[len(known) :]])
-            local = _LocalDims(self.skeleton.nodes, asked)
-            graph, kernel = self.skeleton.nodes.graph, self.skeleton.kernels[what]
-            seconds = kernel_seconds(graph, kernel, local, self._chip).total
-            seconds = np.broadcast_to(seconds, (len(asked),))
-            known = self._seconds[what] = np.concatenate([known, seconds[1:]])
+            known = known_seconds[what] = np.concatenate([known, price(asked)[1:]])
         return known
 
     def held_bytes(self, what: int, kind: int) -> IntArray:

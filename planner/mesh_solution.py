@@ -28,6 +28,8 @@ _HIDING_WEIGHTS = (0.05, 0.3, 1.0)
 _MEMORY_ROUNDS = 3
 _MISTAKEN = 1.02
 """Where a step takes this much longer than the integer program knew, it is told what is exposed."""
+_EXPOSED_PARTS = (1.0, 0.5)
+"""Of what the schedule exposes of one solution: gathers of another may stand where more hides."""
 LEAST_SECONDS = 2.0
 _NOTICED = 1.02
 """By how much the two measures of memory must differ to solve again."""
@@ -106,7 +108,7 @@ def solve_mesh(
     exact evaluation's, it is solved again with its limit moved by the difference; where the
     gathers of a loop last longer than the compute that they hide behind, they are weighed more;
     and where the schedule exposes much that was taken to hide, it is solved once more with that
-    part of every gather exposed.
+    part of every gather exposed, and with half of it.
 
     Args:
       cutoff: seconds of a step; a mesh on which no plan takes less is ruled out.
@@ -163,8 +165,10 @@ def solve_mesh(
         # The estimate was not undercut: what is proven is proven of it too.
         best = replace(best, solution=_as_stated(problem, best.solution, bound, gap))
     share = _exposed_share(problem, best)
-    if share > 0.0 and time.monotonic() < solver.deadline:
-        other = solver(problem.exposing(share), weights, limit, [best.solution.choices])
+    for part in _EXPOSED_PARTS:
+        if not share or time.monotonic() >= solver.deadline:
+            break
+        other = solver(problem.exposing(part * share), weights, limit, [best.solution.choices])
         candidate = evaluate_choices(prepared, problem, _as_stated(problem, other, bound, gap))
         evaluation = candidate.evaluation
         if evaluation.peak.bytes <= memory_limit and evaluation.step_s < best.evaluation.step_s:

@@ -6,7 +6,7 @@ finished plan when it is evaluated (one). Shapes come as integer arrays (strateg
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -78,9 +78,18 @@ def result_position(k: int) -> int:
 
 
 def kernel_seconds(
-    graph: OpGraph, fusion: Fusion, local: LocalDims, chip: ChipProfile
+    graph: OpGraph,
+    fusion: Fusion,
+    local: LocalDims,
+    chip: ChipProfile,
+    wide: Sequence[int] | None = None,
 ) -> KernelSeconds:
-    """Seconds of one run of a kernel on each unit of one device."""
+    """Seconds of one run of a kernel on each unit of one device.
+
+    Args:
+      wide: which of the `cast_operands` of a product are cast inside it; without, those that
+        `local` has in the sharding in which they are cast.
+    """
     mxu: FloatArray = np.zeros(1)
     vpu: FloatArray = np.zeros(1)
     if all(graph.ops[op_id].name in _NO_KERNEL for op_id in fusion.ops):
@@ -93,7 +102,10 @@ def kernel_seconds(
         op = graph.ops[op_id]
         mxu_part, vpu_part = _op_seconds(graph, op, local, chip)
         mxu, vpu = mxu + mxu_part, vpu + vpu_part
-    mxu = mxu + _cast_seconds(graph, fusion, local, chip)
+    if wide is None:
+        wide = _unmoved_casts(graph, fusion, local)
+    for position in wide:
+        mxu = mxu + _cast_seconds(graph, graph.ops[fusion.ops[0]], position, local, chip)
     hbm = compute.hbm_seconds(_hbm_bytes(graph, fusion, local, chip), chip)
     fixed = compute.kernel_overhead_seconds(chip)
     if not fusion.computed_in:
@@ -189,36 +201,56 @@ def _stored_dtype(graph: OpGraph, value: int) -> str:
     return graph.values[value].dtype
 
 
-def _cast_seconds(
-    graph: OpGraph, fusion: Fusion, local: LocalDims, chip: ChipProfile
-) -> FloatArray:
-    """Seconds of reading operands of a product that are cast inside it.
+def cast_operands(graph: OpGraph, fusion: Fusion) -> tuple[int, ...]:
+    """Operands of a product that are arguments of the program, cast to fewer bits.
 
-    The matrix units wait for them, and each block of results reads them again.
-
-    Source: `estimated_cycles` of libtpu 0.0.42.1 on v5e for products with operands of f32 in HBM,
-      and the blocks of their `window_config`: 1024 rows and more of results share one reading.
+    Those that are not moved to another sharding once cast are cast inside the product.
     """
     op = graph.ops[fusion.ops[0]]
-    total: FloatArray = np.zeros(1)
     if op.name != "stablehlo.dot_general" or len(fusion.ops) > 1:
-        return total
-    results = _elements(local(op.id, result_position(0)))
-    sides = [local(op.id, position) for position in (0, 1)]
-    for position, other in ((0, 1), (1, 0)):
-        producer = graph.values[op.operands[position]].producer
+        return ()
+    found = []
+    for position, operand in enumerate(op.operands):
+        producer = graph.values[operand].producer
         if producer < 0 or graph.ops[producer].name != "stablehlo.convert":
             continue
         cast = graph.ops[producer]
         wide, narrow = (graph.values[v].dtype for v in (cast.operands[0], cast.results[0]))
-        if cast.operands[0] not in graph.arguments or dtype_bytes(wide) <= dtype_bytes(narrow):
-            continue
-        moved = (local(cast.id, result_position(0)) != sides[position]).any(axis=1)
-        contracted = np.sqrt(_elements(sides[0]) * _elements(sides[1]) / results)
-        again = np.ceil(_elements(sides[other]) / contracted / RESULT_ROWS_A_BLOCK)
-        once = compute.hbm_seconds(local_bytes(sides[position], wide), chip)
-        total = total + np.where(moved, 0.0, again * once)
-    return total
+        if cast.operands[0] in graph.arguments and dtype_bytes(wide) > dtype_bytes(narrow):
+            found.append(position)
+    return tuple(found)
+
+
+def _unmoved_casts(graph: OpGraph, fusion: Fusion, local: LocalDims) -> list[int]:
+    op = graph.ops[fusion.ops[0]]
+    return [
+        position
+        for position in cast_operands(graph, fusion)
+        if np.array_equal(
+            local(graph.values[op.operands[position]].producer, result_position(0)),
+            local(op.id, position),
+        )
+    ]
+
+
+def _cast_seconds(
+    graph: OpGraph, product: Op, position: int, local: LocalDims, chip: ChipProfile
+) -> FloatArray:
+    """Seconds of reading an operand of a product that is cast inside it.
+
+    The matrix units wait for it, and each block of results reads it again.
+
+    Source: `estimated_cycles` of libtpu 0.0.42.1 on v5e for products with operands of f32 in HBM,
+      and the blocks of their `window_config`: 1024 rows and more of results share one reading.
+    """
+    results = _elements(local(product.id, result_position(0)))
+    sides = [local(product.id, side) for side in (0, 1)]
+    contracted = np.sqrt(_elements(sides[0]) * _elements(sides[1]) / results)
+    again = np.ceil(_elements(sides[1 - position]) / contracted / RESULT_ROWS_A_BLOCK)
+    cast = graph.ops[graph.values[product.operands[position]].producer]
+    wide = graph.values[cast.operands[0]].dtype
+    seconds: FloatArray = again * compute.hbm_seconds(local_bytes(sides[position], wide), chip)
+    return seconds
 
 
 def _register_seconds(

@@ -59,6 +59,7 @@ class Transfer:
       gathers: seconds of all-gathers that can run ahead of their use and hide behind compute.
       exposed: seconds of everything else.
       loop: the loop behind whose compute they hide, or -1 for the program outside loops.
+      compute: seconds that kernels of the loop take longer for how the value comes.
     """
 
     a: int
@@ -66,6 +67,7 @@ class Transfer:
     gathers: FloatArray | None
     exposed: FloatArray
     loop: int = -1
+    compute: FloatArray | None = None
 
 
 @dataclass(frozen=True)
@@ -177,6 +179,8 @@ class ShardingProblem:
             exposed += float(t.exposed[at])
             if t.gathers is not None:
                 gathers[t.loop] = gathers.get(t.loop, 0.0) + float(t.gathers[at])
+            if t.compute is not None:
+                compute[t.loop] = compute.get(t.loop, 0.0) + float(t.compute[at])
         return compute, gathers, exposed
 
     def step_bound(self, bound: float) -> float:
@@ -211,11 +215,17 @@ class _Shared:
         return self._made[key]
 
     def edge(self, transfer: Transfer, weight: float) -> FloatArray:
-        if transfer.gathers is None:
+        gathers, compute = transfer.gathers, transfer.compute
+        if gathers is None and compute is None:
             return transfer.exposed
-        key = (id(transfer.gathers), id(transfer.exposed), weight)
+        key = (id(gathers), id(compute), id(transfer.exposed), weight)
         if key not in self._made:
-            self._made[key] = transfer.exposed + weight * transfer.gathers
+            seconds = transfer.exposed
+            if gathers is not None:
+                seconds = seconds + weight * gathers
+            if compute is not None:
+                seconds = seconds + (1.0 - weight) * compute
+            self._made[key] = seconds
         return self._made[key]
 
 
@@ -307,7 +317,7 @@ class _Pricer:
     def price(self) -> ShardingProblem:
         self._costs = ReshardCosts(self._mesh)
         compute, exposed = self._node_seconds()
-        transfers = self._transfers(exposed)
+        transfers = [*self._transfers(exposed), *self._casts()]
         least = sum(float(seconds.min()) for seconds in compute if len(seconds))
         return ShardingProblem(
             mesh=self._mesh,
@@ -350,6 +360,36 @@ class _Pricer:
     def _kernel(self, node: int, what: int) -> FloatArray:
         seconds = self._prices.kernel_seconds(what, self._skeleton.kind_of[node])
         return seconds[self._cuts[node]]
+
+    def _casts(self) -> Iterator[Transfer]:
+        """What products take longer for operands that they cast, where those are not moved first.
+
+        Where a value is moved once for several readers, a copy that is not moved costs each reader
+        the least that any of its strategies takes with the copy's sharding.
+        """
+        copies = {copy.value: copy for copy in self._skeleton.copies}
+        known: dict[tuple[object, ...], FloatArray] = {}
+        for run in self._skeleton.cast_runs:
+            operand = run.operand
+            producer = self._nodes.producers[operand.value]
+            copy = copies.get(operand.value)
+            target = copy.node if copy else run.node
+            key = (
+                run.what, producer.dims, operand.dims, run.trips, copy is None,
+                *(id(self._rows[node]) for node in (producer.node, target, run.node)),
+            )  # fmt: skip
+            if key not in known:
+                at = self._code(run.node, operand.dims)
+                seconds = self._prices.cast_seconds(run.what, self._skeleton.kind_of[run.node])
+                seconds = seconds[self._cuts[run.node]]
+                if copy:
+                    asked = self._code(target, tuple((d,) for d in range(len(operand.dims))))
+                    at, seconds = asked, _least(seconds, at, asked)
+                unmoved = self._code(producer.node, producer.dims)[:, None] == at[None, :]
+                known[key] = run.trips * np.where(unmoved, seconds[None, :], 0.0)
+            table = known[key]
+            nothing = known.setdefault(("none", table.shape), np.zeros(table.shape))
+            yield Transfer(producer.node, target, None, nothing, run.loop, table)
 
     def _exchange(self, node: int, what: int) -> FloatArray:
         op = self._graph.ops[self._skeleton.exchanges[what]]
@@ -456,6 +496,14 @@ class _Pricer:
         nbytes = self._prices.held_bytes(what, self._skeleton.kind_of[node])
         usage: IntArray = nbytes[self._cuts[node]]
         return usage - usage.min() if self._skeleton.held[what].above_least else usage
+
+
+def _least(seconds: FloatArray, codes: IntArray, asked: IntArray) -> FloatArray:
+    """The least seconds of those with each code that is asked for; 0 where there are none."""
+    least = {
+        code: float(seconds[codes == code].min()) for code in np.intersect1d(codes, asked).tolist()
+    }
+    return np.array([least.get(code, 0.0) for code in asked.tolist()])
 
 
 @dataclass(frozen=True)

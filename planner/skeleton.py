@@ -17,6 +17,7 @@ from shardwright.planner.liveness import Lifetime
 from shardwright.planner.mlir import PREFETCHABLE
 from shardwright.planner.narrowing import Narrowing
 from shardwright.planner.nodes import GROUP, OPERATION, NodeGraph, Port, Use, is_trivial
+from shardwright.planner.operand_casts import CastRun, find_casts
 from shardwright.planner.partial_sums import sums_of_products
 from shardwright.planner.rules import DimFactors
 
@@ -131,6 +132,7 @@ class Skeleton:
       loop_of: for every node the loop in which its operations run, or -1.
       copies: values that are resharded once for several readers.
       kernels: a kernel of each kind, in `kernel_runs` by number; alike ones take equally long.
+      casts: a product of each kind that may cast an operand, and that operand's position.
       exchanges: an operation of each kind that exchanges with neighbours, and its runs.
       reshards: the different changes of sharding, in `links` by number.
       held: the different buffers, in `holds` by number.
@@ -143,6 +145,8 @@ class Skeleton:
     copies: tuple[Copy, ...] = field(repr=False)
     kernels: tuple[Fusion, ...] = field(repr=False)
     kernel_runs: tuple[Run, ...] = field(repr=False)
+    casts: tuple[tuple[Fusion, int], ...] = field(repr=False)
+    cast_runs: tuple[CastRun, ...] = field(repr=False)
     exchanges: tuple[int, ...] = field(repr=False)
     exchange_runs: tuple[Run, ...] = field(repr=False)
     reshards: tuple[Reshard, ...] = field(repr=False)
@@ -263,6 +267,7 @@ class _Builder:
                 self._loop_of[node.id] = self._graph.ops[op].loop
                 break
         kernels, kernel_runs = self._find_kernels()
+        casts, cast_runs = find_casts(self._nodes, self._fusions, [run.what for run in kernel_runs])
         exchanges, exchange_runs = self._find_exchanges()
         for value, producer in self._nodes.producers.items():
             self._connect(value, producer)
@@ -275,6 +280,8 @@ class _Builder:
             copies=tuple(self._copies),
             kernels=tuple(kernels),
             kernel_runs=tuple(kernel_runs),
+            casts=tuple(casts),
+            cast_runs=tuple(cast_runs),
             exchanges=tuple(exchanges),
             exchange_runs=tuple(exchange_runs),
             reshards=tuple(self._reshards),
