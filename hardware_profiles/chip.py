@@ -11,7 +11,15 @@ from math import prod
 from pathlib import Path
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from shardwright.errors import InputError
 from shardwright.extensions import load_extensions
@@ -26,8 +34,21 @@ _GENERATIONS = ("v2", "v3", "v4", "v5e", "v5p", "v6e", "tpu7x")
 
 T = TypeVar("T")
 
-Positive = Annotated[float, Field(gt=0)]
-Count = Annotated[int, Field(ge=1)]
+
+def _no_bool(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError("Input should be a number, not true or false")
+    return value
+
+
+_Number = Annotated[float, BeforeValidator(_no_bool)]
+Bandwidth = Annotated[_Number, Field(ge=1e6, le=1e18)]
+"""Bytes/s; the bounds are far from any chip, and tell a value in another unit (GB/s, Gbit/s)."""
+Flops = Annotated[_Number, Field(ge=1e9, le=1e21)]
+Hertz = Annotated[_Number, Field(ge=1e6, le=1e13)]
+Latency = Annotated[_Number, Field(ge=0, le=1)]
+Count = Annotated[int, BeforeValidator(_no_bool), Field(ge=1, le=1 << 24)]
+ByteCount = Annotated[int, BeforeValidator(_no_bool), Field(ge=1 << 16, le=1 << 50)]
 Shape = tuple[Count, ...]
 
 
@@ -83,7 +104,7 @@ class WholeMeshAsAllReduce(_Frozen):
     """
 
     all_gather_min_devices: Count | None
-    all_gather_max_bytes: Count | None
+    all_gather_max_bytes: ByteCount | None
     reduce_scatter_min_devices: Count | None
 
 
@@ -103,27 +124,27 @@ class ChipProfile(_Frozen):
     torus_dimensions: Sourced[Literal[1, 2, 3]]
     tensorcores_per_chip: Sourced[Count]
     jax_devices_per_chip: Sourced[Literal[1, 2]]
-    peak_flops: dict[Literal["bf16", "f8", "i8", "i4"], Sourced[Positive]]
+    peak_flops: dict[Literal["bf16", "f8", "i8", "i4"], Sourced[Flops]]
     f32_matmul_passes: Sourced[dict[Literal["default", "high", "highest"], Count]]
-    hbm_bytes: Sourced[Count]
-    hbm_bandwidth: Sourced[Positive]
-    vmem_bytes_per_tensorcore: Sourced[Count]
+    hbm_bytes: Sourced[ByteCount]
+    hbm_bandwidth: Sourced[Bandwidth]
+    vmem_bytes_per_tensorcore: Sourced[ByteCount]
     mxus_per_tensorcore: Sourced[Count]
     mxu_shape: Sourced[tuple[Count, Count]]
     mxu_macs_per_cell_per_cycle: Sourced[Count]
     vpu_shape: Sourced[tuple[Count, Count]]
     vpu_alus: Sourced[Count]
-    clock_hz: Sourced[Positive]
+    clock_hz: Sourced[Hertz]
     ici_links_per_chip: Sourced[Count]
-    ici_link_bandwidth_nominal: Sourced[Positive]
-    ici_link_bandwidth: Sourced[Positive]
-    core_link_bandwidth: Sourced[Positive] | None = None
-    hop_latency_s: Sourced[Annotated[float, Field(ge=0)]]
-    collective_overhead_s: Sourced[Annotated[float, Field(ge=0)]]
+    ici_link_bandwidth_nominal: Sourced[Bandwidth]
+    ici_link_bandwidth: Sourced[Bandwidth]
+    core_link_bandwidth: Sourced[Bandwidth] | None = None
+    hop_latency_s: Sourced[Latency]
+    collective_overhead_s: Sourced[Latency]
     chips_per_host: Sourced[Count]
-    dcn_bandwidth_per_chip: Sourced[Positive]
-    dcn_latency_s: Sourced[Annotated[float, Field(ge=0)]]
-    pcie_bandwidth_per_chip: Sourced[Positive]
+    dcn_bandwidth_per_chip: Sourced[Bandwidth]
+    dcn_latency_s: Sourced[Latency]
+    pcie_bandwidth_per_chip: Sourced[Bandwidth]
     wraparound: Sourced[Annotated[AxisWraparound | CubeWraparound, Field(discriminator="rule")]]
     twisted_tori: Sourced[bool]
     largest_pod: Sourced[Shape]
@@ -148,7 +169,10 @@ class ChipProfile(_Frozen):
             if len(shape) != dimensions:
                 raise ValueError(f"shape {list(shape)} does not have {dimensions} dimensions")
         if self.tensorcores_per_chip.value % self.jax_devices_per_chip.value:
-            raise ValueError("jax_devices_per_chip does not divide tensorcores_per_chip")
+            raise ValueError(
+                f"jax_devices_per_chip={self.jax_devices_per_chip.value} does not divide "
+                f"tensorcores_per_chip={self.tensorcores_per_chip.value}: a device has whole cores"
+            )
         if self.jax_devices_per_chip.value > 1 and self.core_link_bandwidth is None:
             raise ValueError("core_link_bandwidth is needed with two devices a chip")
         if set(self.f32_matmul_passes.value) != {"default", "high", "highest"}:

@@ -209,7 +209,7 @@ def test_installed_extension_is_known_on_the_command_line_and_in_workers(tmp_pat
 
 BAD_CHIPS = {
     "unknown field": ({"values": {"hbm_speed": 1e12}}, "has no hbm_speed.*hbm_bandwidth"),
-    "wrong value": ({"values": {"hbm_bandwidth": -1}}, "hbm_bandwidth.value: .*greater than 0"),
+    "wrong value": ({"values": {"hbm_bandwidth": -1}}, "hbm_bandwidth.value: .*greater than"),
     "unknown base": ({"base": "v9"}, "no chip called 'v9'"),
     "known name": ({"name": "v5p"}, "name or product prefix of the known chip v5p"),
     "no source": ({"source": ""}, "source: "),
@@ -219,7 +219,7 @@ BAD_CHIPS = {
 @pytest.mark.parametrize("name", BAD_CHIPS)
 def test_chip_that_cannot_be_is_refused_with_what_is_wrong(name: str) -> None:
     changes, message = BAD_CHIPS[name]
-    given = {"name": "own", "base": "v5e", "source": "a test", "values": {"hbm_bytes": 1}}
+    given = {"name": "own", "base": "v5e", "source": "a test", "values": {"hbm_bytes": 1 << 30}}
     with pytest.raises(InputError, match=message):
         sw.register_chip(given | changes)
 
