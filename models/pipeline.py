@@ -80,6 +80,12 @@ def pipeline(
     Raises:
       InputError: sizes do not divide or disagree, or a layer changes the form of its `x`.
     """
+    if not callable(layer):
+        raise InputError(
+            f"the layer is {layer!r}, and a function is wanted",
+            where=_WHERE,
+            do="Call pipeline(layer, params, x, ...), where layer(params_of_a_layer, x) returns x",
+        )
     layers = _leading(params, "params")
     batch = _leading(x, "x")
     run = _Pipeline(layer, stages, microbatches, repeats, replicas, remat, has_aux, key, stage_axis)
@@ -135,9 +141,15 @@ class _Pipeline:
         return self.microbatches * self.repeats
 
     def check(self, layers: int, batch: int) -> None:
+        if self.stage_axis is not None and not isinstance(self.stage_axis, str):
+            raise InputError(
+                f"stage_axis={self.stage_axis!r} is not the name of a mesh axis",
+                where=_WHERE,
+                do='Give one such as "stage", or leave it out',
+            )
         for name in ("stages", "microbatches", "repeats", "replicas"):
             count = getattr(self, name)
-            if not isinstance(count, int) or count < 1:
+            if not isinstance(count, int) or isinstance(count, bool) or count < 1:
                 raise InputError(
                     f"{name}={count!r} is not a whole number above 0",
                     where=_WHERE,
@@ -324,7 +336,16 @@ class _Pipeline:
             return leaf
         free = PartitionSpec.UNCONSTRAINED
         spec = [self.stage_axis if d == dim else free for d in range(leaf.ndim)]
-        constrained: jax.Array = lax.with_sharding_constraint(leaf, PartitionSpec(*spec))
+        try:
+            constrained: jax.Array = lax.with_sharding_constraint(leaf, PartitionSpec(*spec))
+        except (RuntimeError, TypeError, ValueError) as error:  # no mesh, no such axis, no divisor
+            reason = (str(error).splitlines() or [""])[0]
+            raise InputError(
+                f"stage_axis={self.stage_axis!r} cannot shard the stages: {reason[:300]}",
+                where=_WHERE,
+                do=f"Give mesh= with an axis {self.stage_axis}, whose size divides the "
+                f"{self.stages} stages, to sw.plan or sw.evaluate; or leave stage_axis out",
+            ) from error
         return constrained
 
 

@@ -257,10 +257,20 @@ def test_sizes_that_do_not_divide_are_refused(changed: dict[str, int], told: str
         sw.pipeline(layer, params, x, **({"stages": 2, "microbatches": 4} | changed))
 
 
+def test_a_stage_axis_that_no_mesh_has_is_refused() -> None:
+    params, x = make(layers=8, batch=12)
+    staged = partial(sw.pipeline, layer, stages=2, microbatches=4, stage_axis="zz")
+    for mesh in (None, {"data": 4}):
+        with pytest.raises(InputError, match=r"stage_axis='zz' cannot.*an axis zz"):
+            sw.plan(staged, params, x, topology="v5e:2x2", mesh=mesh)
+
+
 def test_arrays_that_disagree_and_layers_that_change_their_x_are_refused() -> None:
     params, x = make(layers=8, batch=12)
     with pytest.raises(InputError, match=r"x has leading dimensions of \[12, 13\]"):
         sw.pipeline(layer, params, x | {"count": jnp.arange(13)}, stages=2, microbatches=4)
+    with pytest.raises(InputError, match="the layer is 3, and a function is wanted"):
+        sw.pipeline(3, params, x, stages=2, microbatches=4)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="params has no arrays"):
         sw.pipeline(layer, {}, x, stages=2, microbatches=4)
     with pytest.raises(InputError, match=r"takes .*int32.* and returns .*float32"):
