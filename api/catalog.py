@@ -15,7 +15,7 @@ from typing import Any
 
 from shardwright.api.problems import problem
 from shardwright.errors import InputError
-from shardwright.hardware_profiles import ChipProfile, Slice, parse_slice
+from shardwright.hardware_profiles import ChipProfile
 from shardwright.hardware_profiles.chip import parse_chip
 from shardwright.models import registry
 
@@ -25,32 +25,12 @@ _REFUSED_SECONDS = 600.0
 """How long it is remembered that a model could not be traced: the machine may have been busy."""
 _MOST_WAITING = 8
 _RETRY_S = 10
-_MOST_SLICES = 256
 _MOST_SHAPES = 1000
 _MOST_CUBES = 1000
 _MOST_CHIPS = 1 << 16
 
 Inputs = Sequence[tuple[str, Sequence[int]]]
 """Path and shape of each argument of a program."""
-
-
-def checked_slice(topology: str, chip: ChipProfile | None = None) -> Slice:
-    """A slice that people can have.
-
-    Args:
-      chip: a profile of the user's own, instead of the bundled one.
-
-    Raises:
-      InputError: it is not one; lists the legal ones, nearest first.
-    """
-    on = parse_slice(topology, chip)
-    if on.count > _MOST_SLICES:
-        raise InputError(
-            f"{on.count} slices are more than a plan is made for",
-            where="topology",
-            do=f"Give at most {_MOST_SLICES}",
-        )
-    return on
 
 
 def checked_chip(profile: dict[str, Any]) -> ChipProfile:

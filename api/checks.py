@@ -14,7 +14,6 @@ from shardwright.api.catalog import (
     Inputs,
     checked_chip,
     checked_options,
-    checked_slice,
 )
 from shardwright.api.schemas import (
     ComparisonRequest,
@@ -24,7 +23,7 @@ from shardwright.api.schemas import (
 )
 from shardwright.api.store import Store
 from shardwright.errors import InputError
-from shardwright.hardware_profiles import Slice, meshes_for_shape
+from shardwright.hardware_profiles import Slice, meshes_for_shape, parse_slice
 from shardwright.models.choices import combinations
 from shardwright.planner.spec_patterns import OPEN, is_source_line
 
@@ -52,7 +51,7 @@ class Checker:
           InputError: the slice, the model, its options, the program, the mesh or a pin is wrong.
         """
         chip = None if body.chip is None else checked_chip(body.chip)
-        on = checked_slice(body.topology, chip)
+        on = parse_slice(body.topology, chip)
         self._check_time(body.time_limit_s)
         if body.mesh is not None:
             check_mesh(on, body.mesh)
@@ -118,7 +117,7 @@ class Checker:
         }
         plans: dict[str, Request] = {}
         for topology in body.topologies:
-            name = checked_slice(topology).name
+            name = parse_slice(topology).name
             if name in plans:
                 raise InputError(
                     f"{name} is there twice", where="topologies", do="Name each slice once"
@@ -141,7 +140,7 @@ class Checker:
             wrong, or a pattern matches no argument.
         """
         chip = None if body.chip is None else checked_chip(body.chip)
-        on = checked_slice(body.topology, chip)
+        on = parse_slice(body.topology, chip)
         check_mesh(on, body.mesh)
         target = self._target(owner, body.model, body.program)
         for where, specs in (("in_specs", body.in_specs), ("out_specs", body.out_specs or {})):

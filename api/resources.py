@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from shardwright.api.catalog import checked_slice
 from shardwright.api.facts_schemas import ProgramLinks, ProgramResource
 from shardwright.api.schemas import (
     ComparisonLinks,
@@ -21,6 +20,7 @@ from shardwright.api.schemas import (
     Summary,
 )
 from shardwright.api.store import Comparison, Job, ProgramRecord
+from shardwright.hardware_profiles import parse_slice
 from shardwright.planner.plan_schema import EstimateModel
 from shardwright.planner.program_facts_schema import ProgramFacts
 
@@ -95,7 +95,7 @@ def comparison_resource(comparison: Comparison, jobs: Mapping[str, Job]) -> Comp
     """A comparison with the plans of its slices: topology -> job."""
     rows = []
     for topology, job in jobs.items():
-        on = checked_slice(topology)
+        on = parse_slice(topology)
         plan = plan_resource(job)
         rows.append(
             ComparisonRow(

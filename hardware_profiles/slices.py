@@ -10,6 +10,9 @@ from math import ceil, log, prod
 from shardwright.errors import InputError
 from shardwright.hardware_profiles.chip import ChipProfile, chip_names, load_chip
 
+_MOST_SLICES = 256
+"""Joined in one topology."""
+
 
 @dataclass(frozen=True)
 class Slice:
@@ -166,6 +169,12 @@ def parse_slice(text: str, chip: ChipProfile | None = None) -> Slice:
     if count_of_slices < 1:
         raise InputError(
             f"{text!r} has no slices", where="topology", do="give a number of slices of at least 1"
+        )
+    if count_of_slices > _MOST_SLICES:
+        raise InputError(
+            f"{count_of_slices} slices are more than a plan is made for",
+            where="topology",
+            do=f"Give at most {_MOST_SLICES}",
         )
     found = chip if match["chip"] is None and chip else _find_chip(match["chip"], text, chip)
     numbers = tuple(int(part) for part in match["size"].split("x"))

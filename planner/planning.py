@@ -124,6 +124,12 @@ def plan(
         logical_axes=logical_axes,
         on_progress=on_progress,
     )
+    if asked.logical_axes is not None and asked.layout != "named":
+        raise InputError(
+            "logical_axes say nothing of a free layout",
+            where="plan",
+            do='Give layout="named" with them, or leave them out',
+        )
     if asked.refine:
         check_libtpu("refine")
     report = on_progress or (lambda progress: None)

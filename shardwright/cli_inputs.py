@@ -95,6 +95,7 @@ def load_target(
         return Target(load_program(path), (), (), path.name)
     if ":" in target:
         _refuse("a function", {"model options": given_options})
+        function = _function(target)
         if args is None:
             raise InputError(
                 "the function's arguments are not given",
@@ -102,7 +103,6 @@ def load_target(
                 do="Add --args my_package.train:example_args, a tuple of arrays or "
                 "jax.ShapeDtypeStructs or a function that returns it",
             )
-        function = _function(target)
         return Target(function, load_arguments(args), tuple(donate), target, arguments=args)
     if os.sep in target or path.suffix in _FILE_SUFFIXES or path.exists():
         reason = "this is a directory" if path.is_dir() else "there is no such file"

@@ -95,6 +95,10 @@ BAD = {
     "arguments in a list": (["plan", *STEP, "--args=trainer:listed"], ["list", "tuple"]),
     "arguments that raise": (["plan", *STEP, "--args=trainer:failing"], ["the data set is gone"]),
     "function that is missing": (["plan", "trainer:stap", *STEP[1:]], ["stap", "step"]),
+    "missing function without arguments": (
+        ["plan", "trainer:stap", "-t", "v5e:2x2"],
+        ["there is no 'stap'", "step"],
+    ),
     "function that is none": (["plan", "trainer:listed", *STEP[1:]], ["list", "function"]),
     "function that does not trace": (["plan", "trainer:crooked", *STEP[1:]], ["(trainer.py:10)"]),
     "donation out of range": (["plan", *STEP, "--donate=7"], ["7"]),

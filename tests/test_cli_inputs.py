@@ -20,7 +20,9 @@ def test_mesh_keeps_the_order_of_its_axes():
     assert list(parse_mesh("model=16, data=4").items()) == [("model", 16), ("data", 4)]
 
 
-@pytest.mark.parametrize("text", ["", "data", "data=", "data=x", "data=2,data=2", "=4", "a b=2", "ä=4"])
+@pytest.mark.parametrize(
+    "text", ["", "data", "data=", "data=x", "data=2,data=2", "=4", "a b=2", "ä=4"]
+)
 def test_mesh_that_is_not_axis_sizes_is_refused(text):
     with pytest.raises(InputError, match="--mesh"):
         parse_mesh(text)

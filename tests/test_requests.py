@@ -50,6 +50,8 @@ def forward(w: jax.Array, x: jax.Array) -> jax.Array:
         ("donate_argnums", "0", "donate_argnums is '0'"),
         ("on_progress", 3, "on_progress is 3"),
         ("chip", "v5e", "chip is 'v5e'"),
+        ("topology", "99999*v5e:2x4", "99999 slices are more than a plan is made for"),
+        ("logical_axes", {"*": ("embed",)}, "logical_axes say nothing of a free layout"),
     ],
 )
 def test_a_wrong_option_of_plan_is_named(option: str, value: Any, reason: str) -> None:

@@ -12,7 +12,6 @@ from starlette.concurrency import run_in_threadpool
 
 from shardwright.api.access import Planner, Reader
 from shardwright.api.bodies import body_schema, json_body
-from shardwright.api.catalog import checked_slice
 from shardwright.api.context import Context, Here
 from shardwright.api.events import stream
 from shardwright.api.problems import ACCESS, BODY, not_found, problem, responses
@@ -29,6 +28,7 @@ from shardwright.api.schemas import (
 )
 from shardwright.api.store import Job
 from shardwright.errors import InputError
+from shardwright.hardware_profiles import parse_slice
 
 router = APIRouter(prefix="/v1/plans", tags=["plans"])
 
@@ -100,7 +100,7 @@ def page(here: Here, caller: Reader, query: Annotated[PlanQuery, Query()]) -> Pl
     """Plans of the key's owner, newest first."""
     topology = query.topology
     with contextlib.suppress(InputError):  # a slice of somebody's own chip, perhaps
-        topology = topology and checked_slice(topology).name
+        topology = topology and parse_slice(topology).name
     jobs, cursor = here.store.jobs.page(
         caller.owner,
         kind="plan",
