@@ -33,6 +33,8 @@ _EXPOSED_PARTS = (1.0, 0.5)
 LEAST_SECONDS = 2.0
 _NOTICED = 1.02
 """By how much the two measures of memory must differ to solve again."""
+_SLOW = 0.9
+"""A limit that was lowered and is lowered again to this much of itself does not get there."""
 _BINDING = 1.1
 """Memory counts as binding where the solution takes this close to its limit."""
 
@@ -152,9 +154,13 @@ def solve_mesh(
             too_strict = moved > limit * _NOTICED and solution.peak > limit / _BINDING
             if not too_strict and peak.bytes <= memory_limit and first is not None:
                 continue
-            if (not too_strict and peak.bytes <= memory_limit) or moved <= 0:
+            if not too_strict and peak.bytes <= memory_limit:
                 break
-            limit = moved
+            if moved <= 0 and solution.status == "infeasible":
+                break
+            # What is not counted may grow as fast as what is counted shrinks: half of that, then.
+            slow = moved <= 0 or (limit < memory_limit and _SLOW * limit < moved <= limit)
+            limit = limit / 2 if slow else moved
         longer = _gathering_longest(problem, solution)
         if best is None or not longer or estimated is not None:
             break
