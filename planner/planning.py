@@ -30,6 +30,7 @@ from shardwright.planner.refine import refine as refine_plans
 from shardwright.planner.requests import PlanRequest, checked
 from shardwright.planner.search import Progress, SearchResult, search_below, search_meshes
 from shardwright.planner.size_advice import size_advice
+from shardwright.planner.solver.compilation import compilation_told
 from shardwright.planner.spec_patterns import PartialSpec
 from shardwright.planner.tracing import in_mesh
 from shardwright.planner.variants import (
@@ -140,7 +141,8 @@ def plan(
         subjects.append(_subject(label, variant, asked, on))
     report(Progress("graph"))
     started = time.monotonic()
-    ranked, outcomes = _search(subjects, asked, on, report)
+    with compilation_told(lambda: report(Progress("kernels"))):
+        ranked, outcomes = _search(subjects, asked, on, report)
     free = _free_plan(ranked, asked, on, report) if asked.layout == "named" else None
 
     def made(subject: _Subject, found: SearchResult) -> Plan:

@@ -30,6 +30,7 @@ STAGES = {
     "queue": "waiting for the server",
     "read": "reading the program",
     "graph": "building the op graph",
+    "kernels": "compiling the solver's kernels (first run)",
     "search": "searching meshes",
     "polish": "polishing the best",
     "compile": "compiling the best",

@@ -259,8 +259,10 @@ def test_progress_tells_stages_meshes_and_the_best_so_far(tmp_path: Path) -> Non
     told: list[dict[str, Any]] = []
     done = tasks.run("plan", MODEL | {"time_limit_s": 5.0}, None, tmp_path, told.append)
     stages = list(dict.fromkeys(progress["stage"] for progress in told))
-    assert stages == ["read", "trace", "graph", "search", "polish", "plan", "annotate", "write"]
     assert set(done["stage_seconds"]) == set(stages)
+    # Where no machine code of the solver's kernels is on disk, that is told too.
+    stages = [stage for stage in stages if stage != "kernels"]
+    assert stages == ["read", "trace", "graph", "search", "polish", "plan", "annotate", "write"]
     searching = [progress for progress in told if progress["stage"] == "search"]
     tried = [progress["meshes_tried"] for progress in searching]
     assert tried == sorted(tried)
