@@ -273,7 +273,7 @@ def check_pins(
             raise InputError(
                 f"the program has no argument {path}",
                 where="pinned",
-                do=f"Use the path of one: {_near(path, shapes)}",
+                do=f"Use the path of one: {_near(path, shapes)}; or a source line, train.py:33",
             )
         _check_shape(spec, shapes[path], mesh, f"pinned {path}")
 

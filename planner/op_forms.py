@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from shardwright.planner.given import MANUAL, manual_rule
 from shardwright.planner.op_detail import cost_detail
@@ -55,7 +55,7 @@ class FormReader:
         attributes = op.attributes
         key: Hashable = (
             name,
-            tuple((a, attributes[a]) for a in attributes),
+            tuple((a, _attribute(op, a)) for a in attributes),
             tuple(value.type for value in op.operands),
             tuple(value.type for value in op.results),
         )
@@ -72,3 +72,11 @@ class FormReader:
     def _new(self, name: str, rule: Rule | None, detail: dict[str, Any]) -> Form:
         self._count += 1
         return Form(self._count - 1, name, rule, detail)
+
+
+def _attribute(op: Any, name: str) -> Hashable:
+    """An attribute of an operation, or what the operation looks like with it."""
+    try:
+        return cast("Hashable", op.attributes[name])
+    except TypeError:  # MLIR's Python bindings know no elements of complex numbers
+        return str(op)

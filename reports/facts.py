@@ -133,7 +133,7 @@ def standing(mesh: MeshModel, chosen: MeshModel | None) -> str:
     if mesh.step_time_s is None or chosen is None or not chosen.step_time_s:
         return mesh.status
     percent = round(100 * (mesh.step_time_s / chosen.step_time_s - 1), 1)
-    return f"{percent:+.1f} %" if percent else "±0.0 %"
+    return f"{percent:+.1f} %" if percent else "0.0 %"
 
 
 def certificate(solver: SolverModel) -> str:
@@ -204,7 +204,7 @@ def advice_texts(plan: PlanModel) -> list[str]:
         also = f" and {one.also} more" if one.also else ""
         where = f"dimension {one.dimension} of {one.argument}{also}" if one.argument else "inside"
         found.append(
-            f"{one.size} → {one.better}, {where}: −{quantity(one.saved_s, 's')} a step "
-            f"(−{100 * one.saved_part:.1f} %)"
+            f"{one.size} to {one.better}, {where}: {quantity(one.saved_s, 's')} less a step "
+            f"({100 * one.saved_part:.1f} %)"
         )
     return found

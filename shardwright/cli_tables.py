@@ -168,7 +168,8 @@ def models_view(models: Sequence[ReferenceModel]) -> RenderableType:
             model.name,
             model.kind,
             count(model.parameter_count),
-            *("-" if options.get(size) is None else str(options[size]) for size in sizes),
+            # A detector's layers, and sizes that a kind does not have, are no single number.
+            *(str(n) if isinstance(n := options.get(size), int) else "-" for size in sizes),
         )
     return shown
 

@@ -124,7 +124,7 @@ def test_a_program_with_regions_is_planned_around_them_and_runs(name: str) -> No
     expected = jax.jit(fn)(*args)
     plan = sw.plan(fn, *args, topology="v5e:2x4", time_limit_s=1)
     assert plan.mesh_axes == {"x": 2, "y": 4}
-    np.testing.assert_allclose(plan.jit(fn)(*args), expected, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(plan.jit(fn)(*args), expected, rtol=1e-4, atol=5e-4)
 
 
 def test_a_region_of_fewer_devices_than_the_slice_is_refused() -> None:

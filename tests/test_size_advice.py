@@ -58,7 +58,7 @@ def test_advice_is_shown(uneven: sw.Plan) -> None:
     console = Console(width=120)
     with console.capture() as shown:
         console.print(plan_view(uneven.data))
-    assert line.startswith("50257 → ") and line in shown.get()
+    assert line.startswith("50257 to ") and line in shown.get()
     assert sw.Plan.from_json(uneven.to_json()).data.size_advice == uneven.data.size_advice
 
 
