@@ -134,21 +134,28 @@ def check_axes(spec: PartialSpec, mesh: Mapping[str, int] | None, where: str) ->
     seen: set[str] = set()
     for dim in spec:
         names = [name for name in dim if name != OPEN]
-        for name in names:
-            if name not in sizes or name in seen:
-                problem = "is used twice" if name in seen else "is not in the mesh"
-                raise InputError(
-                    f"axis {name!r} of {spec_text(spec)} {problem}",
-                    where=where,
-                    do=f"Use each of {', '.join(order)} once at most",
-                )
-            seen.add(name)
+        _take_axes(names, seen, sizes, spec_text(spec), where)
         if names != sorted(names, key=order.index):
             raise InputError(
                 f"{spec_text(spec)} has axes of one dimension in another order than the mesh",
                 where=where,
                 do=f"Name them as in the mesh, {', '.join(order)}, or order the mesh otherwise",
             )
+
+
+def _take_axes(
+    names: Sequence[str], seen: set[str], mesh: Mapping[str, int], shown: str, where: str
+) -> None:
+    """Adds the axes of one dimension to those seen; each is of the mesh and comes once."""
+    for name in names:
+        if name not in mesh or name in seen:
+            problem = "is used twice" if name in seen else "is not in the mesh"
+            raise InputError(
+                f"axis {name!r} of {shown} {problem}",
+                where=where,
+                do=f"Use each of {', '.join(mesh)} once at most",
+            )
+        seen.add(name)
 
 
 def dim_axes_of(
@@ -169,15 +176,7 @@ def dim_axes_of(
         )
     seen: set[str] = set()
     for dim in whole:
-        for name in dim:
-            if name not in mesh or name in seen:
-                problem = "is used twice" if name in seen else "is not in the mesh"
-                raise InputError(
-                    f"axis {name!r} of {spec} {problem}",
-                    where=where,
-                    do=f"Use each of {', '.join(mesh)} once at most",
-                )
-            seen.add(name)
+        _take_axes(dim, seen, mesh, str(spec), where)
     _check_even(whole, tensor.shape, mesh, where)
     return tuple(tuple(AxisRef(name) for name in dim) for dim in whole)
 
