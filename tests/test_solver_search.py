@@ -283,6 +283,21 @@ def test_a_neighbourhood_of_everything_holds_the_optimum():
     assert evaluate(problem, network.expand(full)).cost == pytest.approx(plain.bound, rel=1e-8)
 
 
+@pytest.mark.parametrize("scale", [1e-3, 0.3, 1.0, 7.0, 1e5])
+def test_a_relaxation_of_value_zero_tells_no_scale(scale):
+    """Half of the second strategy fits: 0.5 * 2 - 1 = 0, but for rounding; whole, 2 - 1 = 1."""
+    problem = Problem(
+        (np.array([0.0, 2.0]) * scale, np.array([-1.0, 3.0]) * scale),
+        (),
+        (MemoryTerm(0, 0, 1, np.array([2, 0])), MemoryTerm(1, 0, 1, np.array([2, 0]))),
+        3,
+    )
+    result = solve_exact(to_arrays(Network(problem)), time_limit_s=ENOUGH_S)
+    assert result.choice is not None
+    assert result.choice.tolist() == [1, 0]
+    assert result.bound == pytest.approx(scale)
+
+
 def test_neighbourhoods_keep_the_current_choice():
     problem = layered_problem(9)
     arrays = to_arrays(consistent_network(problem))

@@ -27,6 +27,8 @@ _ROWS_PER_ROUND = 10
 _OBJECTIVE_SCALE = 1e5
 # Whole rows are scaled to this much slack, so that their tolerance is about 1e-9 of the slack.
 _ROW_SCALE = 1e3
+# Relative to the largest cost, what is lost in sums of costs.
+_ROUNDING = 1e-12
 
 
 @dataclass(frozen=True)
@@ -74,11 +76,15 @@ class MipModel:
         # A cost of the order of the optimum, to scale by; a solution or a bound tells it better.
         positive = np.abs(self.costs[self.costs != 0])
         self.reference = float(np.median(positive)) * len(sizes) if len(positive) else 1.0
+        # Less than this is the rounding of a relaxation whose value is zero.
+        self.least_reference = (
+            max(float(positive.min()), _ROUNDING * float(positive.max())) if len(positive) else 1.0
+        )
 
     def refer(self, cost: float) -> None:
         """Scale by a cost known to be of the order of the optimum."""
-        if math.isfinite(cost) and abs(cost) > 0:
-            self.reference = abs(cost)
+        if math.isfinite(cost):
+            self.reference = max(abs(cost), self.least_reference)
 
     def solve(
         self,
@@ -113,9 +119,14 @@ class MipModel:
         if hint is not None and integer:
             values = dict(zip(picked, self.indicator(hint).tolist(), strict=True))
             extra.solution_hints.append(mathopt.SolutionHint(variable_values=values))
-        result = mathopt.solve(
-            model, mathopt.SolverType.HIGHS, params=parameters, model_params=extra
-        )
+        try:
+            result = mathopt.solve(
+                model, mathopt.SolverType.HIGHS, params=parameters, model_params=extra
+            )
+        except (RuntimeError, AttributeError):
+            # HiGHS gave up for numerical reasons. MathOpt should raise RuntimeError; as of 9.15 its
+            # translation of the status raises AttributeError.
+            return Relaxed(None, -math.inf, False)
         if result.termination.reason == mathopt.TerminationReason.INFEASIBLE:
             return Relaxed(None, math.inf, True)
         bound = result.dual_bound() / scale
