@@ -8,6 +8,7 @@ process.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from shardwright.errors import InputError
@@ -18,6 +19,9 @@ from shardwright.planner.graph import OpKey
 from shardwright.planner.graph_reader import operation_keys
 from shardwright.planner.mlir import ir, sdy
 from shardwright.planner.reshard_route import Change, Route, routes
+
+_PRODUCT = "stablehlo.dot_general"
+_TRANSPOSE = "stablehlo.transpose"
 
 
 def annotate(
@@ -59,9 +63,45 @@ Place = tuple[ValueConstraint, Any, list[tuple[Demand, Any, int]]]
 
 def constrain(places: Sequence[Place], mesh: str, mesh_shape: Mapping[str, int]) -> None:
     """Puts constraints on values of a module whose mesh has that symbol."""
+    places = _after_transposes(places)
     known = routes(_changes(places), mesh_shape)
     for constraint, value, uses in places:
         _constrain(_Constrainer(mesh, known), constraint, value, uses)
+
+
+def _after_transposes(places: Sequence[Place]) -> list[Place]:
+    """The places, with those of products that are only transposed told of what is transposed.
+
+    XLA makes a product whose result is transposed in the other order of its operands. A constraint
+    in between keeps it from that: a gradient so made has another layout than its weight, which is
+    copied to that layout for the update, and back (scheduled programs of libtpu 0.0.42.1).
+    """
+    constrained = {value for _, value, _ in places}
+    found: list[Place] = []
+    for place in places:
+        constraint, value, uses = place
+        transposed = _transposed(constraint, value, uses)
+        if transposed is None:
+            found.append(place)
+        elif transposed not in constrained:
+            order = ir.DenseI64ArrayAttr(transposed.owner.attributes["permutation"])
+            made = tuple(constraint.made[dim] for dim in order)
+            found.append((replace(constraint, made=made, demands=()), transposed, []))
+    return found
+
+
+def _transposed(
+    constraint: ValueConstraint, value: Any, uses: Sequence[tuple[Demand, Any, int]]
+) -> Any | None:
+    """What a product is only transposed to as it is made, or None."""
+    if constraint.site.kind != "result" or value.owner.name != _PRODUCT:
+        return None
+    if constraint.copy is not None or len(uses) != 1 or len(list(value.uses)) != 1:
+        return None
+    demand, op, _ = uses[0]
+    if op.name != _TRANSPOSE or demand.sharding not in (None, constraint.made):
+        return None
+    return op.results[0]
 
 
 def _places(

@@ -1,11 +1,11 @@
 """State that the compiler copies to the layout of a gradient.
 
-The gradient of a matrix is a product whose result is transposed. The compiler leaves it as it is
-made and transposes the layout, which the elementwise operations of the optimizer take over: the
-weight and its moments, whose layout is given, are copied to that layout, and back. Where the
-product is reduced whole and cut, the cut changes the layout and nothing is copied. Seen in
-scheduled programs of libtpu 0.0.42.1: every weight of a multilayer perceptron, and the output
-projection of a decoder whose gradient is scattered; not those reduced over the whole mesh.
+The gradient of a matrix is a product whose result is transposed. The compiler makes it in the
+layout of its weight, by the other order of the product's operands, unless it is resharded before it
+is transposed. Then it transposes the layout, which the elementwise operations of the optimizer take
+over: the weight and its moments, whose layout is given, are copied to that layout for the update,
+and back. It does one weight after the other. Seen in scheduled programs of libtpu 0.0.42.1: of the
+weights of a multilayer perceptron only the one whose gradient was resharded.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ class Relayout:
     """Arguments that are copied for an update.
 
     Attributes:
-      product: the gradient as it is made, before it is transposed.
+      product: the gradient as it is made, before it is transposed; nothing is copied where its
+        transposition reads it so.
       copied: values of the arguments.
       start, end: the half-open interval of program points in which the copies are alive.
     """
@@ -55,7 +56,7 @@ def relayouts(nodes: NodeGraph) -> tuple[Relayout, ...]:
         }
         if reads:
             copied = tuple(sorted(reads))
-            found.append(Relayout(product, copied, min(reads.values()), max(node.ops) + 1))
+            found.append(Relayout(product, copied, max(reads.values()), max(node.ops) + 1))
     return tuple(found)
 
 

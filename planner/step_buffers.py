@@ -29,6 +29,7 @@ Source: peaks of compiled programs whose activations are small (benchmarks/fidel
 _BRIEF = 4
 """Kernels that may run while a temporary lies in VMEM; source as of `_VMEM_SHARE`."""
 _SHRINKS = ("reduce_scatter", "all_slice")
+_SUMS = ("all_reduce", "reduce_scatter")
 
 
 def local_shape(shape: Sequence[int], sharding: DimAxes, sizes: dict[str, int]) -> IntArray:
@@ -92,9 +93,9 @@ def without_vmem(buffers: Sequence[Buffer], capacity: float, kernels: IntArray) 
 
 
 def copied_layouts(fusions: FusionPlan, partitioned: Partitioned) -> list[Relayout]:
-    """The changes of layout that are made: those of gradients that are not reduced whole."""
-    reduced = {c.from_value for c in partitioned.communications if c.step.kind == "all_reduce"}
-    return [relayout for relayout in fusions.relayouts if relayout.product not in reduced]
+    """The changes of layout that are made: those of gradients that are resharded first."""
+    resharded = {c.from_value for c in partitioned.communications if c.step.kind not in _SUMS}
+    return [relayout for relayout in fusions.relayouts if relayout.product in resharded]
 
 
 class _StepBuffers:

@@ -20,7 +20,7 @@ from shardwright.planner.constraints import Demand, Site, ValueConstraint, value
 from shardwright.planner.graph import OpKey
 from shardwright.planner.graph_reader import build_graph
 from shardwright.planner.prepared import prepare
-from shardwright.planner.problem import build_problem
+from shardwright.planner.pricing import build_problem
 from shardwright.planner.program import Program
 
 MESH = {"x": 2, "y": 4}
@@ -98,6 +98,34 @@ def test_reader_that_needs_what_was_made_does_not_read_the_copy() -> None:
     text = annotated(program, made)
     assert "stablehlo.sine %arg0 " in text
     assert text.count("sdy.sharding_constraint") == 1
+
+
+def test_product_that_is_only_transposed_is_constrained_after_its_transposition() -> None:
+    """The compiler cannot turn a product around from which a constraint keeps the transposition."""
+    program = Program.trace(lambda a, b: jnp.sin((a @ b).T), f32(8, 16), f32(16, 32))
+    product, transpose, sine = (key(program, n) for n in ("dot_general", "transpose", "sine"))
+    made = constraint(
+        Site("result", 0, product), ROWS, [(Site("operand", 0, transpose), None)]
+    )  # fmt: skip
+    pattern = (
+        r"%1 = stablehlo.transpose %0.*\n *"
+        r'%2 = sdy.sharding_constraint %1 <@mesh, \[\{\}, \{"x"\}\]>.*\n *%3 = stablehlo.sine %2'
+    )
+    assert re.search(pattern, annotated(program, made))
+    own = constraint(
+        Site("result", 0, transpose), COLUMNS, [(Site("operand", 0, sine), None)]
+    )  # fmt: skip
+    assert re.search(pattern, annotated(program, made, own))
+    assert annotated(program, made, own).count("sdy.sharding_constraint") == 1
+
+
+def test_product_that_is_resharded_before_its_transposition_is_constrained_itself() -> None:
+    program = Program.trace(lambda a, b: (a @ b).T, f32(8, 16), f32(16, 32))
+    product, transpose = (key(program, name) for name in ("dot_general", "transpose"))
+    made = constraint(
+        Site("result", 0, product), ROWS, [(Site("operand", 0, transpose), WHOLE)]
+    )  # fmt: skip
+    assert re.search(r"stablehlo.dot_general .*\n *%1 = sdy.sharding_con", annotated(program, made))
 
 
 def test_every_sharding_on_the_way_of_a_reshard_is_constrained() -> None:

@@ -12,8 +12,9 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import shardwright as sw
-from shardwright.hardware_profiles.mesh import meshes_for_shape
+from shardwright.hardware_profiles.mesh import AxisRef, meshes_for_shape
 from shardwright.hardware_profiles.slices import parse_slice
+from shardwright.planner.constraints import Demand, Site, ValueConstraint
 from shardwright.planner.hand_made import flat_shardings
 from shardwright.planner.narrowing import Narrowing
 from shardwright.planner.partitioning import partition
@@ -50,13 +51,13 @@ def written(made: Prepared) -> set[str]:
     }
 
 
-def buffers(made: Prepared, specs: Any) -> list[Any]:
+def buffers(made: Prepared, specs: Any, constraints: Any = ()) -> list[Any]:
     (mesh, *_) = meshes_for_shape(parse_slice("v5e:2x4"), MESH)
     program = made.program
     ins = flat_shardings(specs, program.in_tree, program.inputs, MESH, "in_specs")
     outs = [ins[program.aliases[k]] if k in program.aliases else None
             for k in range(len(program.outputs))]  # fmt: skip
-    parts = partition(program, made.graph, MESH, in_shardings=ins, out_shardings=outs)
+    parts = partition(program, made.graph, MESH, constraints, ins, outs)
     return step_buffers(made.graph, made.fusions, made.buffers, parts, mesh)
 
 
@@ -196,19 +197,42 @@ def update(w: jax.Array, m: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Arr
     return w - 0.1 * m, m
 
 
-def copies(specs: Any) -> list[float]:
-    made = prepared(update, f32(8192, 16384), f32(8192, 16384), f32(1024, 8192), donate=(0, 1))
-    return sorted(b.nbytes for b in buffers(made, specs) if b.name.startswith("transposed copy"))
-
-
-def test_weight_and_moment_are_copied_to_the_layout_of_their_gradient() -> None:
-    """Sharded 8 ways, 8192 x 16384 in float32 is 64 MiB, too large for VMEM."""
+def copies(made_in: Any, read_in: Any) -> list[Any]:
+    """The copies where the product that is the gradient is made and read in these shardings."""
     rows = P(None, ("x", "y"))
-    assert copies((rows, rows, P())) == [2.0**26, 2.0**26]
+    weight = f32(8192, 16384)
+    made = prepared(update, weight, weight, f32(1024, 8192), donate=(0, 1))
+    product = [op.key for op in made.graph.ops if op.name == "stablehlo.dot_general"][-1]
+    (transpose,) = [op.key for op in made.graph.ops if op.name == "stablehlo.transpose"]
+    demand = Demand(Site("operand", 0, transpose), read_in if read_in != made_in else None)
+    constraint = ValueConstraint(Site("result", 0, product), made_in, None, (demand,), "")
+    found = buffers(made, (rows, rows, P()), [constraint])
+    return [b for b in found if b.name.startswith("transposed copy")]
 
 
-def test_gradient_that_is_reduced_whole_leaves_the_layout_of_its_weight() -> None:
-    assert copies((P(), P(), P(("x", "y")))) == []
+ALL = (AxisRef("x"), AxisRef("y"))
+
+
+def test_gradient_is_made_in_the_layout_of_its_weight() -> None:
+    assert copies((ALL, ()), (ALL, ())) == []
+
+
+def test_weight_and_moment_are_copied_to_the_layout_of_a_gradient_that_is_resharded() -> None:
+    """Sharded 8 ways, 8192 x 16384 in float32 is 64 MiB, too large for VMEM."""
+    found = copies(((), ALL), (ALL, ()))
+    assert [b.nbytes for b in found] == [2.0**26, 2.0**26]
+
+
+def test_copies_of_a_weight_and_its_moment_are_alive_for_their_own_update_alone() -> None:
+    def step(state: Any, x: jax.Array) -> Any:
+        gradients = jax.grad(lambda w: jnp.tanh(jnp.tanh(x @ w[0]) @ w[1]).sum())(state[0])
+        moments = jax.tree.map(lambda m, g: 0.9 * m + g, state[1], gradients)
+        return jax.tree.map(lambda w, m: w - 0.1 * m, state[0], moments), moments
+
+    pair = [f32(512, 512), f32(512, 512)]
+    made = prepared(step, (pair, pair), f32(64, 512), donate=(0,))
+    first, second = sorted(made.fusions.relayouts, key=lambda relayout: relayout.start)
+    assert first.end <= second.start
 
 
 # -- what kernels write over -----------------------------------------------------------------------
