@@ -10,12 +10,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
-
-import networkx as nx
+from typing import TYPE_CHECKING, Any
 
 from shardwright.cost_models.memory import dtype_bytes
 from shardwright.planner.rules import Rule
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 
 @dataclass(frozen=True)
@@ -168,6 +169,8 @@ class OpGraph:
 
     def to_networkx(self) -> nx.DiGraph:
         """Operations as nodes, an edge for each value from its producer to each reader."""
+        import networkx as nx  # half a second, which planning does without
+
         graph = nx.DiGraph()
         for op in self.ops:
             graph.add_node(op.id, name=op.name, source=op.source, trips=op.trips)

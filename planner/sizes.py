@@ -12,8 +12,7 @@ from dataclasses import dataclass, field, replace
 from itertools import combinations
 from math import prod
 
-from networkx.utils import UnionFind
-
+from shardwright.planner.disjoint_sets import DisjointSets
 from shardwright.planner.graph import Op, OpGraph
 from shardwright.planner.nodes import BARRIER
 
@@ -55,26 +54,26 @@ class Sizes:
 
 def program_sizes(graph: OpGraph) -> Sizes:
     """Finds which dimensions of a program go together."""
-    union: UnionFind[Place] = UnionFind()
+    sets: DisjointSets[Place] = DisjointSets()
     bound: set[Place] = set()
     products: list[tuple[Place, tuple[Place, ...]]] = []
     for value in graph.values:
         for dim in range(len(value.shape)):
-            union[("dim", value.id, dim)]
+            sets.root(("dim", value.id, dim))
     # What loops and branches take and make, their parts say.
     structured = {loop.first_op - 1 for loop in graph.loops} | {join.op for join in graph.joins}
     for op in graph.ops:
         if op.id not in structured and op.name != BARRIER:
-            _join_op(op, graph, union, bound, products)
+            _join_op(op, graph, sets, bound, products)
     for a, b in _same_values(graph):
         for dim in range(len(graph.values[a].shape)):
-            union.union(("dim", a, dim), ("dim", b, dim))
+            sets.join(("dim", a, dim), ("dim", b, dim))
     size_of: dict[Place, int] = {}
     dims: dict[Place, list[tuple[int, int]]] = {}
     factors: dict[Place, list[tuple[int, int]]] = {}
-    for place in list(union.parents):
+    for place in sets:
         kind, owner, number = place
-        root = union[place]
+        root = sets.root(place)
         if kind == "dim":
             dims.setdefault(root, []).append((owner, number))
             size_of[root] = graph.values[owner].shape[number]
@@ -84,8 +83,8 @@ def program_sizes(graph: OpGraph) -> Sizes:
         size_of,
         dims,
         factors,
-        tuple((union[whole], tuple(union[part] for part in parts)) for whole, parts in products),
-        frozenset(union[place] for place in bound),
+        tuple((sets.root(whole), tuple(map(sets.root, parts))) for whole, parts in products),
+        frozenset(sets.root(place) for place in bound),
     )
 
 
@@ -136,7 +135,7 @@ def resized(graph: OpGraph, sizes: Sizes, which: Place, size: int) -> OpGraph | 
 def _join_op(
     op: Op,
     graph: OpGraph,
-    union: UnionFind[Place],
+    sets: DisjointSets[Place],
     bound: set[Place],
     products: list[tuple[Place, tuple[Place, ...]]],
 ) -> None:
@@ -165,7 +164,7 @@ def _join_op(
                 if factors or not op.name.startswith(_LOOKUPS):
                     bound.add(place)
             elif len(mine) == 1:
-                union.union(place, mine[0])
+                sets.join(place, mine[0])
             elif mine:
                 products.append((place, mine))
 

@@ -11,7 +11,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from shardwright.planner.solver.arrays import Arrays
-from shardwright.planner.solver.mip_model import MipModel
 from shardwright.planner.solver.network import IntArray
 
 _LP_ROUNDS = 12
@@ -50,6 +49,9 @@ def solve_exact(
       gap: relative gap at which to stop.
       seed: of the MIP solver.
     """
+    # OR-Tools and scipy.sparse take most of a second to import, and many programs need neither.
+    from shardwright.planner.solver.mip_model import MipModel
+
     deadline = time.perf_counter() + time_limit_s
     model = MipModel(arrays)
     if hint is not None:
