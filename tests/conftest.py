@@ -14,6 +14,9 @@ os.environ["XLA_FLAGS"] = (
 # What runs keep on disk is neither read from the user's cache nor left there.
 _CACHE = tempfile.TemporaryDirectory(prefix="shardwright-tests-")
 os.environ["SHARDWRIGHT_CACHE"] = _CACHE.name
+# Every process that a test starts imports the whole package: it is compiled once.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 # pytest-xdist tells its workers that their terminal has 80 columns; there is no terminal.
 os.environ.pop("COLUMNS", None)
 # What starts the tests in the background may have them, and all that they start, ignore interrupts.
@@ -21,4 +24,4 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 sys.path.append(str(Path(__file__).parent))
-pytest_plugins = ("service_fixtures", "api_fixtures")
+pytest_plugins = ("service_fixtures", "api_fixtures", "kept_children")
