@@ -15,6 +15,8 @@ from shardwright.planner.solver.arrays import Arrays
 from shardwright.planner.solver.network import IntArray
 from shardwright.planner.solver.problem import FloatArray
 
+# Arrays are copied by loops: assigning one to a slice of another compiles, for its error message,
+# all that makes strings, a quarter of the time that the kernels take to compile.
 # Sums may be reordered for speed; infinities are not assumed away, for they start the minima.
 _FAST = {"reassoc", "nsz", "arcp", "contract", "nnan"}
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -32,7 +34,8 @@ def price_memory(g: Arrays, prices: FloatArray, out: FloatArray) -> None:
     total = np.zeros(len(prices) + 1)
     for t in range(len(prices)):
         total[t + 1] = total[t] + prices[t]
-    out[:] = g.unary
+    for s in range(len(out)):
+        out[s] = g.unary[s]
     for q in range(len(g.term_node)):
         weight = total[g.term_end[q]] - total[g.term_start[q]]
         if weight != 0.0:
@@ -174,7 +177,11 @@ def sweep(
                 row = g.table[g.edge_first[e] + choice[g.edge_a[e]] * size :]
                 for s in range(size):
                     rounded[s] += row[s] - incoming[s]
-            choice[n] = np.argmin(rounded[:size])
+            best = 0
+            for s in range(1, size):
+                if rounded[s] < rounded[best]:
+                    best = s
+            choice[n] = best
             bounds[0] += least
             for p in range(g.incident_split[n], g.incident_first[n + 1]):
                 e = g.incident[p]
@@ -427,7 +434,8 @@ def forest_search(
         forest = ordered[:filled]
         _price_outside(g, forest, member, choice, outside)
         before = _cost_within(g, forest, parent_edge, outside, choice)
-        trial_prices[:] = prices
+        for t in range(horizon):
+            trial_prices[t] = prices[t]
         trial_excess = 0.0
         tries = 0
         while tries < 6:
