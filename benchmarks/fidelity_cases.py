@@ -90,7 +90,10 @@ CASES = {
         Case("dense, scanned", "v5e:16x16", lambda: scanned(262144), {"data": 64, "model": 4}),
         Case("dense, unrolled", "tpu7x:2x2x2", lambda: unrolled(65536), _FOUR),
         Case("dense, unrolled", "v5e:4x4", lambda: unrolled(65536), _FOUR),
-        Case("encoder", "v5p:2x2x2", lambda: encoder(64, sequence=1024), _EIGHT),
+        *(
+            Case("encoder", slice_, lambda: encoder(64, sequence=1024), _EIGHT)
+            for slice_ in ("v4:2x2x2", "v5e:2x4", "v5p:2x2x2", "v6e:2x4", "tpu7x:2x2x1")
+        ),
         Case("mixture of experts", "v6e:4x4", lambda: mixture(64, experts=16), _FOUR),
         Case("vocabulary", "v5e:4x4", lambda: vocabulary(128, words=32768), _FOUR),
         Case("vocabulary", "tpu7x:2x2x2", lambda: vocabulary(256, words=32768), _FOUR),

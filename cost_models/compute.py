@@ -30,7 +30,6 @@ __all__ = [
     "roofline_seconds",
     "scatter_seconds",
     "sort_seconds",
-    "transpose_seconds",
     "vector_ops",
     "vector_seconds",
 ]
@@ -42,7 +41,6 @@ SUBLANES: Final = 8
 
 _TRANSCENDENTAL_INTERVAL: Final = {"v2": 2.0, "v3": 2.0, "v4": 2.0}
 _WRITES_EXPONENTIALS: Final = frozenset({"v5p"})
-TRANSPOSE_EFFICIENCY: Final = 0.6
 LONGEST_ROW: Final = 8192
 _NO_ROWS: Final = frozenset({"v2", "v3", "v4", "v5e"})
 _FOLDS_WIDTH: Final = frozenset({"v4"})
@@ -327,15 +325,6 @@ def beyond_vmem(nbytes: ArrayLike, chip: ChipProfile) -> FloatArray:
     sizes = np.asarray(nbytes, dtype=np.float64)
     room = chip.vmem_bytes_per_tensorcore.value / chip.device_tensorcores / 4
     return np.where(sizes <= room, 0.0, sizes)
-
-
-def transpose_seconds(nbytes: ArrayLike, chip: ChipProfile) -> FloatArray:
-    """Seconds to copy an array of `nbytes` in HBM to another layout.
-
-    Source: `estimated_cycles` of libtpu 0.0.42.1: copies of f32[4096, 4096] to another layout read
-      and write 454 GB/s on v5e and 697 GB/s on v6e, 0.68 and 0.50 of what sums of arrays do.
-    """
-    return hbm_seconds(2 * np.asarray(nbytes, dtype=np.float64), chip) / TRANSPOSE_EFFICIENCY
 
 
 def register_seconds(

@@ -7,9 +7,11 @@ process.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
+
+from jaxlib.mlir.dialects import stablehlo
 
 from shardwright.errors import InputError
 from shardwright.planner import mlir
@@ -21,6 +23,7 @@ from shardwright.planner.mlir import ir, sdy
 from shardwright.planner.reshard_route import Change, Route, routes
 
 _PRODUCT = "stablehlo.dot_general"
+_CONVERT = "stablehlo.convert"
 _TRANSPOSE = "stablehlo.transpose"
 
 
@@ -31,6 +34,7 @@ def annotate(
     in_shardings: Sequence[DimAxes | None] | None = None,
     out_shardings: Sequence[DimAxes | None] | None = None,
     same_platform: bool = True,
+    to_compile: bool = True,
 ) -> None:
     """Constrains a normalised module, in place; its context must be current.
 
@@ -40,6 +44,7 @@ def annotate(
       out_shardings: the same for the results of main.
       same_platform: the module was lowered for the platform that was planned for. On another,
         JAX may lower a few functions to other operations; their constraints are left out.
+      to_compile: XLA takes the module, not Shardy's passes alone.
 
     A constraint only ever replaces a reader's operand by the same value in another sharding, so
     that whatever program this is, it computes what it did.
@@ -49,7 +54,8 @@ def annotate(
     """
     mesh = mesh_symbol(module, mesh_shape)
     set_shardings(mlir.main_function(module), mesh, in_shardings, out_shardings)
-    constrain(_places(module, constraints, skip_missing=not same_platform), mesh, mesh_shape)
+    places = _places(module, constraints, skip_missing=not same_platform)
+    constrain(_after_transposes(places) if to_compile else places, mesh, mesh_shape)
 
 
 def check_program(module: Any, constraints: Sequence[ValueConstraint]) -> None:
@@ -63,7 +69,6 @@ Place = tuple[ValueConstraint, Any, list[tuple[Demand, Any, int]]]
 
 def constrain(places: Sequence[Place], mesh: str, mesh_shape: Mapping[str, int]) -> None:
     """Puts constraints on values of a module whose mesh has that symbol."""
-    places = _after_transposes(places)
     known = routes(_changes(places), mesh_shape)
     for constraint, value, uses in places:
         _constrain(_Constrainer(mesh, known), constraint, value, uses)
@@ -74,34 +79,58 @@ def _after_transposes(places: Sequence[Place]) -> list[Place]:
 
     XLA makes a product whose result is transposed in the other order of its operands. A constraint
     in between keeps it from that: a gradient so made has another layout than its weight, which is
-    copied to that layout for the update, and back (scheduled programs of libtpu 0.0.42.1).
+    copied to that layout for the update, and back (scheduled programs of libtpu 0.0.42.1). Scores
+    of attention, products with batch dimensions, stay as they are: made straight in the order in
+    which a softmax reads them, their exponentials are written in f32.
     """
-    constrained = {value for _, value, _ in places}
-    found: list[Place] = []
+    by_value = {place[1]: place for place in places}
     for place in places:
-        constraint, value, uses = place
-        transposed = _transposed(constraint, value, uses)
-        if transposed is None:
-            found.append(place)
-        elif transposed not in constrained:
-            order = ir.DenseI64ArrayAttr(transposed.owner.attributes["permutation"])
-            made = tuple(constraint.made[dim] for dim in order)
-            found.append((replace(constraint, made=made, demands=()), transposed, []))
-    return found
+        product = place[1]
+        transposed = _transposed(place, by_value)
+        turned = None if transposed is None else _turned(place, transposed, by_value)
+        if turned is not None:
+            del by_value[product]
+            by_value[transposed] = turned
+    return list(by_value.values())
 
 
-def _transposed(
-    constraint: ValueConstraint, value: Any, uses: Sequence[tuple[Demand, Any, int]]
-) -> Any | None:
-    """What a product is only transposed to as it is made, or None."""
+def _transposed(place: Place, constrained: Container[Any]) -> Any | None:
+    """What a product is only transposed to, cast before or not, or None."""
+    constraint, value, uses = place
     if constraint.site.kind != "result" or value.owner.name != _PRODUCT:
         return None
-    if constraint.copy is not None or len(uses) != 1 or len(list(value.uses)) != 1:
+    if constraint.copy is not None or len(uses) != 1:
         return None
-    demand, op, _ = uses[0]
-    if op.name != _TRANSPOSE or demand.sharding not in (None, constraint.made):
+    dims = stablehlo.DotDimensionNumbers(value.owner.attributes["dot_dimension_numbers"])
+    if dims.lhs_batching_dimensions:
         return None
-    return op.results[0]
+    while True:
+        readers = [use.owner.operation for use in value.uses]
+        if len(readers) != 1 or readers[0].name not in (_CONVERT, _TRANSPOSE):
+            return None
+        value = readers[0].results[0]
+        if readers[0].name == _TRANSPOSE:
+            return value
+        if value in constrained:
+            return None
+
+
+def _turned(place: Place, transposed: Any, by_value: Mapping[Any, Place]) -> Place | None:
+    """What constrains a transposed product instead of the product; None where nothing can."""
+    constraint, _, ((demand, _, _),) = place
+    order = list(ir.DenseI64ArrayAttr(transposed.owner.attributes["permutation"]))
+    read = demand.sharding or constraint.made
+    made, wanted = (tuple(sharding[dim] for dim in order) for sharding in (constraint.made, read))
+    if transposed not in by_value:
+        told = replace(demand, sharding=wanted if wanted != made else None)
+        uses = [(told, use.owner.operation, use.operand_number) for use in transposed.uses]
+        return replace(constraint, made=made, demands=(told,) * len(uses)), transposed, uses
+    own, _, uses = by_value[transposed]
+    if wanted == made:
+        return own, transposed, uses
+    if own.copy is not None or own.made != wanted:
+        return None
+    return replace(own, made=made, copy=wanted), transposed, uses
 
 
 def _places(

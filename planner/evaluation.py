@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from shardwright.cost_models.compute import transpose_seconds
 from shardwright.cost_models.memory import Buffer, PeakMemory, peak_memory
 from shardwright.cost_models.schedule import Entry, simulate
 from shardwright.hardware_profiles.mesh import LogicalMesh
@@ -20,10 +19,9 @@ from shardwright.planner.fusion import FusionPlan
 from shardwright.planner.graph import OpGraph
 from shardwright.planner.kernel_times import KernelTimes, Shardings
 from shardwright.planner.liveness import Lifetime
-from shardwright.planner.op_costs import local_bytes
 from shardwright.planner.partitioned import Partitioned
 from shardwright.planner.schedule import step_entries
-from shardwright.planner.step_buffers import copied_layouts, local_shape, step_buffers
+from shardwright.planner.step_buffers import local_shape, step_buffers
 from shardwright.planner.strategies import IntArray
 
 _CONVERT = "stablehlo.convert"
@@ -80,8 +78,6 @@ def evaluate_partitioned(
         seconds = graph.ops[fusion.ops[0]].trips * kernel(fusion)
         last = fusion.ops[-1]
         compute_by_op[last] = compute_by_op.get(last, 0.0) + seconds
-    for last, seconds in _layout_seconds(graph, fusions, partitioned, mesh):
-        compute_by_op[last] = compute_by_op.get(last, 0.0) + seconds
     shifts, halos = neighbour_exchanges(graph, shapes, partitioned, mesh)
     collectives = (*priced_collectives(graph, partitioned, mesh), *shifts)
     copies = host_copies(graph, shapes, mesh)
@@ -99,20 +95,6 @@ def evaluate_partitioned(
         buffers=tuple(held),
         compute_by_op=compute_by_op,
     )
-
-
-def _layout_seconds(
-    graph: OpGraph, fusions: FusionPlan, partitioned: Partitioned, mesh: LogicalMesh
-) -> Iterator[tuple[int, float]]:
-    """The kernel of each update whose state is copied to another layout and back, and seconds."""
-    for relayout in copied_layouts(fusions, partitioned):
-        nbytes = 0.0
-        for argument in relayout.copied:
-            value = graph.values[argument]
-            shape = local_shape(value.shape, partitioned.values[argument], mesh.shape)
-            nbytes += float(local_bytes(shape[None, :], value.dtype)[0])
-        kernel = fusions.fusions[fusions.fusion_of_op[relayout.end - 1]]
-        yield kernel.ops[-1], 2 * float(transpose_seconds(nbytes, mesh.slice.chip))
 
 
 class _LocalShapes:

@@ -22,9 +22,9 @@ from shardwright.planner.given import CONSTRAINT
 from shardwright.planner.graph import Op, OpGraph
 from shardwright.planner.nodes import BARRIER, GROUP, NodeGraph, is_trivial
 from shardwright.planner.offload import host_values
-from shardwright.planner.relayouts import Relayout, relayouts
 
-IN_PLACE = ("stablehlo.dynamic_update_slice", "stablehlo.scatter")
+_UPDATE_SLICE = "stablehlo.dynamic_update_slice"
+IN_PLACE = (_UPDATE_SLICE, "stablehlo.scatter")
 """Operations that write into their first operand's buffer where nothing else needs it."""
 
 VIEWS = ("stablehlo.dynamic_slice", "stablehlo.slice", "stablehlo.reshape", CONSTRAINT)
@@ -72,6 +72,7 @@ class Fusion:
       computed_in: how many products compute it each for themselves, so that it costs what they read
         more; 0 where it runs once. It has memory nevertheless: some compilations write it.
       expensive: it computes exponentials or their like, which some generations write instead.
+      with_others: it is one more result of a kernel before that writes another slice.
       in_reach: what it reads and writes that lives within one pass: made by a kernel of the same
         loop, and neither carried on nor a result. It lies in VMEM where it is small.
     """
@@ -85,6 +86,7 @@ class Fusion:
     beside: int = -1
     computed_in: int = 0
     expensive: bool = False
+    with_others: bool = False
     in_reach: frozenset[int] = frozenset()
 
 
@@ -96,14 +98,12 @@ class FusionPlan:
       materialized: value ids that reach HBM.
       fusion_of_op: operation id -> index into fusions.
       made_of: value id without a buffer -> the values that it is a view of or computed from.
-      relayouts: arguments that are copied to other layouts.
     """
 
     fusions: tuple[Fusion, ...] = field(repr=False)
     materialized: frozenset[int] = field(repr=False)
     fusion_of_op: dict[int, int] = field(repr=False)
     made_of: dict[int, tuple[int, ...]] = field(repr=False)
-    relayouts: tuple[Relayout, ...] = field(default=(), repr=False)
 
 
 def plan_fusions(nodes: NodeGraph) -> FusionPlan:
@@ -168,12 +168,34 @@ class _Planner:
             for i in pair:
                 fusions[i] = replace(fusions[i], time=time)
         materialized = frozenset(self._materialized)
-        moved = relayouts(self._nodes)
         hosts: dict[int, int] = {}
         for number in range(len(fusions)):
             fusions[number] = self._joined(number, fusions, of_op, hosts)
-        fusions = self._with_products(fusions, of_op)
-        return FusionPlan(tuple(fusions), materialized, of_op, made_of, moved)
+        fusions = self._stacked_together(self._with_products(fusions, of_op))
+        return FusionPlan(tuple(fusions), materialized, of_op, made_of)
+
+    def _stacked_together(self, fusions: Sequence[Fusion]) -> list[Fusion]:
+        """Kernels told which of them write slices that are computed from what others read too.
+
+        What a loop's body stacks for the backward pass is written by one kernel, in scheduled
+        programs of v4 and v5e.
+        """
+        seen: set[tuple[int, int]] = set()
+        found = []
+        for fusion in fusions:
+            op = self._graph.ops[fusion.ops[-1]]
+            if op.name == _UPDATE_SLICE and len(fusion.ops) == 1:
+                own = [read for read in fusion.reads if read != Read(op.id, 0)]
+                sources = {
+                    (op.loop, self._origin(self._graph.ops[read.op].operands[read.operand]))
+                    for read in own
+                }
+                if own and sources <= seen:
+                    reads = tuple(read for read in fusion.reads if read not in own)
+                    fusion = replace(fusion, reads=reads, with_others=True)
+                seen |= sources
+            found.append(fusion)
+        return found
 
     def _with_products(self, fusions: list[Fusion], of_op: dict[int, int]) -> list[Fusion]:
         """Kernels told in which products they run; each product takes one."""

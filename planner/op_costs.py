@@ -108,7 +108,7 @@ def kernel_seconds(
         mxu = mxu + _cast_seconds(graph, graph.ops[fusion.ops[0]], position, local, chip)
     hbm = compute.hbm_seconds(_hbm_bytes(graph, fusion, local, chip), chip)
     fixed = compute.kernel_overhead_seconds(chip)
-    if not fusion.computed_in:
+    if not (fusion.computed_in or fusion.with_others):
         hbm = hbm + _register_seconds(graph, fusion, local, chip)
     if fusion.beside >= 0:
         hbm = np.maximum(hbm - _idle_seconds(graph, fusion.beside, local, chip), 0.0)
@@ -118,7 +118,7 @@ def kernel_seconds(
         hbm,
         # Kernels of people's own bring the next blocks in while they compute.
         1.0 if "kernel" in graph.ops[fusion.ops[0]].detail else chip.calibration.overlap,
-        0.0 if fusion.from_registers or fusion.computed_in else fixed,
+        0.0 if fusion.from_registers or fusion.computed_in or fusion.with_others else fixed,
     )
 
 

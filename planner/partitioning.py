@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from shardwright.planner import mlir
@@ -31,7 +31,7 @@ def partition(
     """Runs Shardy on a program with these constraints, in process."""
     with program.module() as module:
         number_operations(module)
-        annotate(module, mesh_shape, constraints, in_shardings, out_shardings)
+        annotate(module, mesh_shape, constraints, in_shardings, out_shardings, to_compile=False)
         main = mlir.main_function(module)
         run_shardy(module, [main], graph)
         reader = FunctionReader(graph, Narrowing(graph), mesh_shape)
@@ -49,11 +49,21 @@ def partition(
         )
 
 
-def run_shardy(module: Any, functions: Iterable[Any], graph: OpGraph) -> None:
-    """Partitions a module whose functions hold numbered operations of a program, in place."""
+def run_shardy(
+    module: Any,
+    functions: Iterable[Any],
+    graph: OpGraph,
+    propagated: Callable[[], None] = lambda: None,
+) -> None:
+    """Partitions a module whose functions hold numbered operations of a program, in place.
+
+    Args:
+      propagated: called once shardings are propagated, before anything is resharded.
+    """
     functions = list(functions)
     _write_own_rules(functions, graph)
     mlir.run_passes(module, mlir.PROPAGATE)
+    propagated()
     _write_own_rules(functions, graph)  # propagation drops them
     mlir.run_passes(module, mlir.INSERT_RESHARDS, mlir.RESHARDS_TO_COLLECTIVES)
     for function in functions:

@@ -18,7 +18,6 @@ from shardwright.planner.liveness import Lifetime
 from shardwright.planner.nodes import is_trivial
 from shardwright.planner.op_costs import local_bytes
 from shardwright.planner.partitioned import Communication, Partitioned
-from shardwright.planner.relayouts import Relayout
 from shardwright.planner.strategies import IntArray
 
 _VMEM_SHARE = 0.75
@@ -29,7 +28,6 @@ Source: peaks of compiled programs whose activations are small (benchmarks/fidel
 _BRIEF = 4
 """Kernels that may run while a temporary lies in VMEM; source as of `_VMEM_SHARE`."""
 _SHRINKS = ("reduce_scatter", "all_slice")
-_SUMS = ("all_reduce", "reduce_scatter")
 
 
 def local_shape(shape: Sequence[int], sharding: DimAxes, sizes: dict[str, int]) -> IntArray:
@@ -92,12 +90,6 @@ def without_vmem(buffers: Sequence[Buffer], capacity: float, kernels: IntArray) 
     return [buffer for buffer in buffers if id(buffer) not in inside]
 
 
-def copied_layouts(fusions: FusionPlan, partitioned: Partitioned) -> list[Relayout]:
-    """The changes of layout that are made: those of gradients that are resharded first."""
-    resharded = {c.from_value for c in partitioned.communications if c.step.kind not in _SUMS}
-    return [relayout for relayout in fusions.relayouts if relayout.product in resharded]
-
-
 class _StepBuffers:
     def __init__(
         self,
@@ -131,7 +123,7 @@ class _StepBuffers:
             if not is_trivial(self._graph.values[origin]):
                 for c in chain:
                     buffers += self._collective_buffer(origin, c)
-        return [*buffers, *self._copies()]
+        return buffers
 
     def kernel_temporaries(self) -> Iterator[Buffer]:
         """What kernels say that they allocate while they run."""
@@ -154,15 +146,6 @@ class _StepBuffers:
             nbytes = float(np.max(evaluate_cost(info.temp_bytes, sizes)))
             name = f"temporaries of {info.name} at {op.source or op.key.location}"
             yield Buffer(name, op.id, op.id + 1, nbytes, "temporary")
-
-    def _copies(self) -> Iterator[Buffer]:
-        """Arguments in the layout of their gradient."""
-        for relayout in copied_layouts(self._fusions, self._partitioned):
-            for argument in relayout.copied:
-                value = self._graph.values[argument]
-                nbytes = self._nbytes(value.shape, value.dtype, self._partitioned.values[argument])
-                name = f"transposed copy of {self._names(argument)}"
-                yield Buffer(name, relayout.start, relayout.end, nbytes, "temporary")
 
     def _nbytes(self, shape: tuple[int, ...], dtype: str, sharding: DimAxes) -> float:
         key = shape, dtype, sharding
@@ -271,22 +254,30 @@ class _ReadTimes:
         self._graph = graph
         self._fusions = fusions
         self._readers = graph.uses()
-        self._known: dict[int, int] = {}
+        self._known: dict[int, tuple[int, int]] = {}
         self._loop_ends = {loop.first_op - 1: loop.last_op - 1 for loop in graph.loops}
         carries = [carry for loop in graph.loops for carry in loop.carries]
         cast = {life.value for life in lifetimes if life.dtype is not None}
         self._cast_inits = {carry.init for carry in carries if carry.argument in cast}
 
-    def of(self, op_id: int) -> int:
-        """The time at which an operation reads; what it reads on behalf of others, theirs."""
+    def of(self, op_id: int) -> tuple[int, int]:
+        """First and last time at which an operation reads, or others for which it does.
+
+        A weight that is cast for both passes is read in both.
+        """
+        if op_id < 0:
+            return (len(self._graph.ops),) * 2
+        if op_id in self._loop_ends:
+            return op_id, self._loop_ends[op_id]
         if op_id not in self._known:
             fusion = self._fusions.fusion_of_op.get(op_id)
             if fusion is not None:
-                self._known[op_id] = self._fusions.fusions[fusion].time
+                self._known[op_id] = (self._fusions.fusions[fusion].time,) * 2
             else:
                 op = self._graph.ops[op_id]
                 later = [self.of(r) for v in op.results for r in self._readers.get(v, ())]
-                self._known[op_id] = max(later, default=op_id)
+                firsts, lasts = zip(*later or [(op_id, op_id)], strict=True)
+                self._known[op_id] = min(firsts), max(lasts)
         return self._known[op_id]
 
     def span(self, readers: Sequence[int], origin: int = -1) -> tuple[int, int]:
@@ -294,14 +285,10 @@ class _ReadTimes:
 
         A loop keeps its initial values to its end, but for those that are cast before it.
         """
-        end = len(self._graph.ops)
-        ends = {} if origin in self._cast_inits else self._loop_ends
-        firsts = [end if r < 0 else r if r in self._loop_ends else self.of(r) for r in readers]
-        lasts = [
-            end if r < 0 else ends.get(r, r if r in self._loop_ends else self.of(r))
-            for r in readers
-        ]
-        return min(firsts, default=end), max(lasts, default=end)
+        cast = origin in self._cast_inits
+        spans = [(r, r) if cast and r in self._loop_ends else self.of(r) for r in readers]
+        firsts, lasts = zip(*spans or [self.of(-1)], strict=True)
+        return min(firsts), max(lasts)
 
     def cast_by_loops(self, c: Communication, origin: int) -> bool:
         """Whether only loops read a gathered stack, which is cast before it is gathered."""

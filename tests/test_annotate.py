@@ -119,13 +119,24 @@ def test_product_that_is_only_transposed_is_constrained_after_its_transposition(
     assert annotated(program, made, own).count("sdy.sharding_constraint") == 1
 
 
-def test_product_that_is_resharded_before_its_transposition_is_constrained_itself() -> None:
-    program = Program.trace(lambda a, b: (a @ b).T, f32(8, 16), f32(16, 32))
-    product, transpose = (key(program, name) for name in ("dot_general", "transpose"))
-    made = constraint(
-        Site("result", 0, product), ROWS, [(Site("operand", 0, transpose), WHOLE)]
+def test_product_is_resharded_after_its_transposition() -> None:
+    program = Program.trace(lambda a, b: jnp.sin((a @ b).T), f32(8, 16), f32(16, 32))
+    product, transpose, sine = (key(program, n) for n in ("dot_general", "transpose", "sine"))
+    resharded = constraint(
+        Site("result", 0, product), WHOLE, [(Site("operand", 0, transpose), ROWS)]
     )  # fmt: skip
-    assert re.search(r"stablehlo.dot_general .*\n *%1 = sdy.sharding_con", annotated(program, made))
+    assert re.search(
+        r"%1 = stablehlo.transpose %0.*\n *%2 = sdy.sharding_constraint %1 <@mesh, \[\{\}, \{\}\].*"
+        r'\n *%3 = sdy.sharding_constraint %2 <@mesh, \[\{\}, \{"x"\}\]>.*\n *%4 = stablehlo.sine',
+        annotated(program, resharded),
+    )
+    # Shardy's own passes join a sum and the cut of it only side by side.
+    text = annotated(program, resharded, to_compile=False)
+    assert re.search(r"stablehlo.dot_general .*\n *%1 = sdy.sharding_constraint %0", text)
+    own = constraint(
+        Site("result", 0, transpose), COLUMNS, [(Site("operand", 0, sine), None)]
+    )  # fmt: skip
+    assert annotated(program, resharded, own) == annotated(program, resharded)
 
 
 def test_every_sharding_on_the_way_of_a_reshard_is_constrained() -> None:

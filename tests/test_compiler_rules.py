@@ -1,4 +1,4 @@
-"""What the TPU compiler is known to do to programs, in small programs: casts, scatters, layouts.
+"""What the TPU compiler is known to do to programs, in small programs: casts and scatters.
 
 Each rule was read from scheduled programs of libtpu 0.0.42.1 (`benchmarks/fidelity.py` compares
 whole train steps with it).
@@ -12,9 +12,8 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import shardwright as sw
-from shardwright.hardware_profiles.mesh import AxisRef, meshes_for_shape
+from shardwright.hardware_profiles.mesh import meshes_for_shape
 from shardwright.hardware_profiles.slices import parse_slice
-from shardwright.planner.constraints import Demand, Site, ValueConstraint
 from shardwright.planner.hand_made import flat_shardings
 from shardwright.planner.narrowing import Narrowing
 from shardwright.planner.partitioning import partition
@@ -51,13 +50,13 @@ def written(made: Prepared) -> set[str]:
     }
 
 
-def buffers(made: Prepared, specs: Any, constraints: Any = ()) -> list[Any]:
+def buffers(made: Prepared, specs: Any) -> list[Any]:
     (mesh, *_) = meshes_for_shape(parse_slice("v5e:2x4"), MESH)
     program = made.program
     ins = flat_shardings(specs, program.in_tree, program.inputs, MESH, "in_specs")
     outs = [ins[program.aliases[k]] if k in program.aliases else None
             for k in range(len(program.outputs))]  # fmt: skip
-    parts = partition(program, made.graph, MESH, constraints, ins, outs)
+    parts = partition(program, made.graph, MESH, (), ins, outs)
     return step_buffers(made.graph, made.fusions, made.buffers, parts, mesh)
 
 
@@ -187,54 +186,6 @@ def test_gradient_of_looked_up_rows_has_memory() -> None:
     assert scatter.results[0] in made.fusions.materialized
 
 
-# -- layouts ---------------------------------------------------------------------------------------
-
-
-def update(w: jax.Array, m: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Momentum; the gradient of `x @ w` is a product that is transposed."""
-    gradient = jax.grad(lambda v: jnp.tanh(x @ v).sum())(w)
-    m = 0.9 * m + gradient
-    return w - 0.1 * m, m
-
-
-def copies(made_in: Any, read_in: Any) -> list[Any]:
-    """The copies where the product that is the gradient is made and read in these shardings."""
-    rows = P(None, ("x", "y"))
-    weight = f32(8192, 16384)
-    made = prepared(update, weight, weight, f32(1024, 8192), donate=(0, 1))
-    product = [op.key for op in made.graph.ops if op.name == "stablehlo.dot_general"][-1]
-    (transpose,) = [op.key for op in made.graph.ops if op.name == "stablehlo.transpose"]
-    demand = Demand(Site("operand", 0, transpose), read_in if read_in != made_in else None)
-    constraint = ValueConstraint(Site("result", 0, product), made_in, None, (demand,), "")
-    found = buffers(made, (rows, rows, P()), [constraint])
-    return [b for b in found if b.name.startswith("transposed copy")]
-
-
-ALL = (AxisRef("x"), AxisRef("y"))
-
-
-def test_gradient_is_made_in_the_layout_of_its_weight() -> None:
-    assert copies((ALL, ()), (ALL, ())) == []
-
-
-def test_weight_and_moment_are_copied_to_the_layout_of_a_gradient_that_is_resharded() -> None:
-    """Sharded 8 ways, 8192 x 16384 in float32 is 64 MiB, too large for VMEM."""
-    found = copies(((), ALL), (ALL, ()))
-    assert [b.nbytes for b in found] == [2.0**26, 2.0**26]
-
-
-def test_copies_of_a_weight_and_its_moment_are_alive_for_their_own_update_alone() -> None:
-    def step(state: Any, x: jax.Array) -> Any:
-        gradients = jax.grad(lambda w: jnp.tanh(jnp.tanh(x @ w[0]) @ w[1]).sum())(state[0])
-        moments = jax.tree.map(lambda m, g: 0.9 * m + g, state[1], gradients)
-        return jax.tree.map(lambda w, m: w - 0.1 * m, state[0], moments), moments
-
-    pair = [f32(512, 512), f32(512, 512)]
-    made = prepared(step, (pair, pair), f32(64, 512), donate=(0,))
-    first, second = sorted(made.fusions.relayouts, key=lambda relayout: relayout.start)
-    assert first.end <= second.start
-
-
 # -- what kernels write over -----------------------------------------------------------------------
 
 
@@ -252,3 +203,45 @@ def test_product_writes_over_what_is_added_to_it_and_nothing_else() -> None:
 
     assert overlap(lambda y, z: y * z)
     assert not overlap(lambda y, z: y + z)
+
+
+# -- what is kept from the forward to the backward pass --------------------------------------------
+
+
+def test_gathered_weight_that_both_passes_read_is_kept_between_them() -> None:
+    def step(w: Any, x: jax.Array) -> Any:
+        def loss(w: Any) -> jax.Array:
+            y = jnp.tanh(x @ w[0].astype(jnp.bfloat16))
+            return jnp.tanh(y @ w[1].astype(jnp.bfloat16)).sum()
+
+        return jax.grad(loss)(w)
+
+    made = prepared(step, [f32(4096, 4096)] * 2, bf16(1024, 4096))
+    rows, cut = P(("x", "y"), None), P(None, ("x", "y"))
+    gathered = [b for b in buffers(made, ([cut, cut], rows)) if b.name.startswith("all_gather")]
+    products = [op.id for op in made.graph.ops if op.name == "stablehlo.dot_general"]
+    (second,) = [b for b in gathered if b.name.endswith("[1]")]
+    # Forward twice, then the gradients of the second weight, of what it is multiplied with...
+    assert second.start <= products[1] and second.end > products[3]
+
+
+# -- what a loop stacks ----------------------------------------------------------------------------
+
+
+def test_slices_that_are_computed_from_one_product_are_written_by_one_kernel() -> None:
+    def step(w: jax.Array, x: jax.Array) -> Any:
+        def loss(w: jax.Array) -> jax.Array:
+            return lax.scan(lambda x, v: (jax.nn.gelu(x @ v), None), x, w)[0].sum()
+
+        return jax.grad(loss)(w)
+
+    made = prepared(step, f32(4, 512, 512), f32(256, 512))
+    stacked = [
+        kernel
+        for kernel in made.fusions.fusions
+        for written in kernel.writes
+        if made.graph.values[written].shape == (4, 256, 512)
+    ]
+    # The layer's input is a slice of its own.
+    assert len(stacked) > 3
+    assert [kernel.with_others for kernel in stacked].count(False) == 2
