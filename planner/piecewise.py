@@ -104,6 +104,7 @@ class _Partitioner:
         self._arguments = dict(zip(graph.arguments, main.arguments, strict=True))
         self._i32 = ir.IntegerType.get_signless(32)
         self._places: list[Place] = []
+        self._boundaries: list[tuple[Any, str, list[DimAxes], list[DimAxes]]] = []
 
     def run(self, first: Mapping[int, Piece]) -> dict[int, _Found] | None:
         """The pieces partitioned, by what they are alike in; None where they do not tell."""
@@ -117,7 +118,10 @@ class _Partitioner:
                 with ir.InsertionPoint(module.body):
                     functions[alike] = self._function(f"piece{alike}", piece, mesh)
             constrain(self._places, mesh, self._mesh_shape)
-            run_shardy(module, functions.values(), self._graph)
+            self._set_boundaries()
+            # Propagation takes uneven shardings from what functions take and return; between
+            # pieces tensors keep them.
+            run_shardy(module, functions.values(), self._graph, self._set_boundaries)
         found = {}
         for alike, function in functions.items():
             piece = first[alike]
@@ -174,8 +178,12 @@ class _Partitioner:
         shardings = [one.sharding for one in piece.given]
         if piece.argument >= 0:
             shardings = [self._pieces.inputs[piece.argument]]
-        set_shardings(function, mesh, shardings, [sharding for _, sharding in outside])
+        self._boundaries.append((function, mesh, shardings, [given for _, given in outside]))
         return function
+
+    def _set_boundaries(self) -> None:
+        for boundary in self._boundaries:
+            set_shardings(*boundary)
 
     def _emit(self, piece: Piece, block: Any) -> dict[int, Any]:
         """Puts the operations of a piece in a block; returns the values that it makes."""

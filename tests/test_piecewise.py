@@ -30,7 +30,7 @@ LAYERS = 4
 
 def prepared_decoder(**options: Any) -> Prepared:
     size = {"layers": LAYERS, "batch": 32, "sequence": 64, "d_model": 256, "heads": 8, "d_ff": 512}
-    built = build("gpt2-124m", vocab=512, **size, **options)
+    built = build("gpt2-124m", **(size | {"vocab": 512} | options))
     program = Program.trace(
         built.train_step, *built.example_args, donate_argnums=built.donate_argnums
     )
@@ -116,6 +116,23 @@ def test_layers_that_choose_differently_are_partitioned_as_the_whole_program(
     decoder: Prepared, problem: ShardingProblem, best: tuple[int, ...]
 ) -> None:
     given = constrained(decoder, problem, disturbed(problem, best, seed=0))
+    pieces, whole = partition_pieces(*given), partition(*given)
+    assert pieces is not None
+    assert_equal(decoder, pieces, whole)
+
+
+def test_uneven_shards_between_pieces_are_partitioned_as_in_the_whole_program(
+    mesh: LogicalMesh,
+) -> None:
+    decoder = prepared_decoder(scan_layers=False, layers=2, vocab=509)
+    problem = decoder.problem(mesh)
+    # Wherever the vocabulary can be cut it is, in parts that are not equally large.
+    choices = [0] * len(problem.strategies)
+    for node, rows in enumerate(problem.strategies):
+        sizes = decoder.skeleton.kinds[decoder.skeleton.kind_of[node]].sizes
+        cut = [number for number, size in enumerate(sizes) if size == 509]
+        choices[node] = int(np.isin(rows, cut).sum(axis=1).argmax())
+    given = constrained(decoder, problem, choices)
     pieces, whole = partition_pieces(*given), partition(*given)
     assert pieces is not None
     assert_equal(decoder, pieces, whole)
