@@ -16,7 +16,8 @@ from shardwright.planner.liveness import Lifetime, lifetimes
 from shardwright.planner.local_prices import LocalPrices
 from shardwright.planner.named_layout import NamedLayout, tie_names
 from shardwright.planner.nodes import NodeGraph, build_nodes
-from shardwright.planner.problem import Fixed, ShardingProblem, build_problem, note_cuts
+from shardwright.planner.pricing import MeshPricer, note_cuts
+from shardwright.planner.problem import Fixed, ShardingProblem
 from shardwright.planner.program import Program
 from shardwright.planner.repeats import alike_nodes
 from shardwright.planner.skeleton import Skeleton, build_skeleton
@@ -41,8 +42,7 @@ class Prepared:
 
     def problem(self, mesh: LogicalMesh, fixed: Fixed | None = None) -> ShardingProblem:
         """The sharding problem on a mesh; in a large program the nodes of alike layers are tied."""
-        prices = self._prices_on(mesh.slice.chip)
-        problem = build_problem(self.nodes, self.fusions, self.buffers, mesh, fixed, prices)
+        problem = MeshPricer(self._prices_on(mesh.slice.chip), mesh, fixed or {}).price()
         if self.large:
             key = tuple(sorted((fixed or {}).items()))
             if key not in self.alike:

@@ -40,6 +40,7 @@ class ReshardCosts:
         self._steps: list[Step] = []
         self._by_step: dict[float, FloatArray] = {}
         self._reduced: dict[tuple[Collective, int], dict[float, FloatArray]] = {}
+        self._splits: dict[tuple[int, int, float, int], NDArray[np.bool_]] = {}
 
     def ask(
         self, wanted: Iterable[tuple[Dims, IntArray, IntArray]], tensors: Iterable[float] = ()
@@ -101,15 +102,18 @@ class ReshardCosts:
 
     def _splits_tiles(self, shape: Dims, nbytes: float, mask: int) -> NDArray[np.bool_]:
         """Whether a scatter over the axes in `mask` becomes an all-reduce, by sharding code."""
-        digits = sharding_digits(len(self._sizes), len(shape))
+        axes = range(len(self._sizes))
+        digits = sharding_digits(len(axes), len(shape))
         if not shape:
             return np.zeros(len(digits), dtype=bool)
-        last = digits == len(shape) - 1
-        width = np.ceil(shape[-1] / np.where(last, self._sizes, 1).prod(axis=1))
-        scattered = [a for a in range(len(self._sizes)) if mask >> a & 1]
-        splits = splits_lane_tiles(width, nbytes / prod(shape), self.mesh.slice.chip)
-        cut: NDArray[np.bool_] = last[:, scattered].any(axis=1)
-        return splits & cut
+        itemsize = nbytes / prod(shape)
+        key = (len(shape), shape[-1], itemsize, mask)
+        if key not in self._splits:
+            last = digits == len(shape) - 1
+            width = np.ceil(shape[-1] / np.where(last, self._sizes, 1).prod(axis=1))
+            splits = splits_lane_tiles(width, itemsize, self.mesh.slice.chip)
+            self._splits[key] = splits & last[:, [a for a in axes if mask >> a & 1]].any(axis=1)
+        return self._splits[key]
 
     def _reductions(self, kind: Collective, mask: int, nbytes: float) -> FloatArray:
         """Seconds to add up partial sums over the axes in `mask`, by the mask of axes that cut.
@@ -177,6 +181,8 @@ class ReshardCosts:
 
     def _name_steps(self) -> None:
         """Gives the steps that became known the names of this mesh's axes."""
+        if len(self._steps) == len(self._changes.steps):
+            return
         names = dict(zip(axis_names(len(self._sizes)), self._axis_names, strict=True))
         for step in self._changes.steps[len(self._steps) :]:
             axes = tuple(replace(axis, name=names[axis.name]) for axis in step.axes)

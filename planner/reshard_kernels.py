@@ -21,6 +21,30 @@ def _kernel(function: _Function) -> _Function:
 
 
 @_kernel
+def is_known(answers: IntArray, before: IntArray, after: IntArray) -> bool:
+    """Whether a table of answers has one from every code before to every code after."""
+    for i in range(len(before)):
+        of = answers[before[i]]
+        for j in range(len(after)):
+            if of[after[j]] < 0:
+                return False
+    return True
+
+
+@_kernel
+def mark_unknown(answers: IntArray, before: IntArray, after: IntArray) -> bool:
+    """Turns -1 into -2 from every code before to every code after; whether there are any such."""
+    found = False
+    for i in range(len(before)):
+        of = answers[before[i]]
+        for j in range(len(after)):
+            if of[after[j]] < 0:
+                of[after[j]] = -2
+                found = True
+    return found
+
+
+@_kernel
 def add_steps(
     answers: IntArray,
     before: IntArray,

@@ -20,13 +20,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.planner.collectives import Step, whole_axes
+from shardwright.planner.pattern_numbers import LARGE, PatternNumbers, pattern_keys
 from shardwright.planner.reshard_answers import Dims, Pattern, ask_shardy, axis_names
+from shardwright.planner.reshard_kernels import is_known, mark_unknown
 from shardwright.planner.reshard_store import Stored, load_answers, padded, save_answers
 from shardwright.planner.strategies import IntArray
 
-_LARGE = 2**20
+_MARKED = -2
+"""In a table of answers: asked for and not known."""
 
 
+@lru_cache(maxsize=256)
 def sharding_digits(axes: int, rank: int) -> IntArray:
     """For every sharding code the dimension that each axis shards, or -1, shape (codes, axes)."""
     count = (rank + 1) ** axes
@@ -55,10 +59,12 @@ class Changes:
         self.sizes = sizes
         self.steps: list[Step] = []
         self._step_ids: dict[Step, int] = {}
-        self._numbers: dict[bytes, int] = {}
+        self._known = PatternNumbers(len(sizes))
         self._rows: IntArray = np.full((0, 1), -1, dtype=np.int64)
         self._divisors: IntArray = np.ones((0, 2 * len(sizes)), dtype=np.int64)
         self._sliced: IntArray = np.zeros(0, dtype=np.int64)
+        self._step_slices: list[int] = []
+        self._renamed: dict[tuple[int, ...], list[int]] = {}
         self._tables: dict[Dims, IntArray] = {}
         self._large: dict[int, IntArray] = {}
         self._of_shardy: list[tuple[IntArray, IntArray]] | None = None
@@ -69,16 +75,15 @@ class Changes:
 
         All at once, since asking many things together takes little longer than asking one.
         """
-        asked: dict[Dims, NDArray[np.bool_]] = {}
-        for shape, before, after in wanted:
-            if shape not in asked:
-                asked[shape] = np.zeros(self._table(shape).shape, dtype=bool)
-            asked[shape][np.ix_(before, after)] = True
-        questions = []
-        for shape, marked in asked.items():
-            new = np.flatnonzero(marked & (self._table(shape) < 0))
-            if len(new):
-                questions.append((shape, new))
+        unknown = [
+            shape
+            for shape, before, after in wanted
+            if mark_unknown(self._table(shape), before, after)
+        ]
+        questions = [
+            (shape, np.flatnonzero(self._table(shape) == _MARKED))
+            for shape in dict.fromkeys(unknown)
+        ]
         self._ask_of_large_tensors(questions)
         uneven = [self._settle(shape, pairs) for shape, pairs in questions]
         if not uneven:
@@ -105,7 +110,7 @@ class Changes:
     def answers(self, shape: Dims, before: IntArray, after: IntArray) -> IntArray:
         """The numbers of answers by codes before and after, with those of `numbers` in it."""
         table = self._table(shape)
-        if (table[np.ix_(before, after)] < 0).any():
+        if not is_known(table, before, after):
             self.ask([(shape, before, after)])
         return table
 
@@ -136,7 +141,7 @@ class Changes:
             new = np.flatnonzero(asked & (known < 0))
             digits = patterns.distinct[new]
             used = np.arange(digits.shape[1]) <= digits.max(axis=1, initial=-1)[:, None]
-            known[new] = self._number(np.concatenate([_LARGE * used, digits], axis=1))
+            known[new] = self._number(np.concatenate([LARGE * used, digits], axis=1))
 
     def _settle(self, shape: Dims, pairs: IntArray) -> tuple[IntArray, IntArray]:
         """Notes the answers of large tensors.
@@ -167,14 +172,16 @@ class Changes:
 
     def _number(self, patterns: IntArray) -> IntArray:
         """The numbers of the answers to patterns."""
-        keys = _keys(patterns)
-        new = {key: place for place, key in enumerate(keys) if key not in self._numbers}
-        if new and self._of_shardy is None:
+        numbers = self._known.find(patterns)
+        if (numbers < 0).any() and self._of_shardy is None:
             self._load()
-            new = {key: place for key, place in new.items() if key not in self._numbers}
-        if new:
-            self._answer(patterns[list(new.values())])
-        return np.array([self._numbers[key] for key in keys], dtype=np.int64)
+            numbers = self._known.find(patterns)
+        new = patterns[numbers < 0]
+        if len(new):
+            places = {key: place for place, key in enumerate(pattern_keys(new))}
+            self._answer(new[list(places.values())])
+            numbers[numbers < 0] = self._known.find(new)
+        return numbers
 
     def _answer(self, patterns: IntArray) -> None:
         """Finds answers to new patterns."""
@@ -208,19 +215,13 @@ class Changes:
         first = 2 * len(self.sizes)
         columns = [*range(2 * len(axes)), *(first + 2 * a + k for a in axes for k in (0, 1))]
         numbers = fewer._number(patterns[:, columns])
+        renamed = self._renamed.setdefault(tuple(axes), [])
         names = axis_names(len(self.sizes))
-        renamed = [
-            self._step_id(
-                replace(
-                    step,
-                    axes=tuple(
-                        replace(ref, name=names[axes[ascii_lowercase.index(ref.name)]])
-                        for ref in step.axes
-                    ),
-                )
+        for step in fewer.steps[len(renamed) :]:
+            refs = (
+                replace(ref, name=names[axes[ascii_lowercase.index(ref.name)]]) for ref in step.axes
             )
-            for step in fewer.steps
-        ]
+            renamed.append(self._step_id(replace(step, axes=tuple(refs))))
         rows = np.array([*renamed, -1], dtype=np.int64)[fewer._rows[numbers]]
         self._add(patterns, rows, fewer._divisors[numbers])
         fewer._save()
@@ -229,15 +230,16 @@ class Changes:
         if step not in self._step_ids:
             self._step_ids[step] = len(self.steps)
             self.steps.append(step)
+            self._step_slices.append(self._slices(step))
         return self._step_ids[step]
 
     def _add(self, patterns: IntArray, rows: IntArray, divisors: NDArray[Any]) -> IntArray:
         """Notes answers, by the numbers of their steps and what must divide dimensions."""
         numbers = np.arange(len(self._rows), len(self._rows) + len(patterns))
-        self._numbers.update(zip(_keys(patterns), numbers.tolist(), strict=True))
+        self._known.add(patterns, numbers)
         self._rows = _stacked(self._rows, rows, -1)
         self._divisors = _stacked(self._divisors, divisors, 1)
-        sliced = np.array([*map(self._slices, self.steps), 0], dtype=np.int64)[rows[:, 0]]
+        sliced = np.array([*self._step_slices, 0], dtype=np.int64)[rows[:, 0]]
         self._sliced = np.concatenate([self._sliced, sliced])
         return numbers
 
@@ -270,13 +272,6 @@ class Changes:
         stored = Stored(self.steps, patterns, self._rows[numbers], self._divisors[numbers])
         save_answers(self.sizes, stored)
         self._unsaved = False
-
-
-def _keys(patterns: IntArray) -> list[bytes]:
-    """Patterns as keys of a dict."""
-    rows = np.ascontiguousarray(patterns, dtype=np.int32)
-    keys: list[bytes] = rows.view(f"V{rows.shape[1] * rows.itemsize}").ravel().tolist()
-    return keys
 
 
 def _stacked(above: IntArray, below: NDArray[Any], empty: int) -> IntArray:

@@ -23,7 +23,8 @@ from shardwright.planner.mesh_solution import Candidate, evaluate_choices
 from shardwright.planner.plan_making import make_plan
 from shardwright.planner.plan_schema import OptionsModel
 from shardwright.planner.prepared import Prepared, prepare
-from shardwright.planner.problem import ShardingProblem, build_problem
+from shardwright.planner.pricing import build_problem
+from shardwright.planner.problem import ShardingProblem
 from shardwright.planner.search import SearchResult
 from shardwright.planner.solver import Solution, evaluate, solve
 

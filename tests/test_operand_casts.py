@@ -15,7 +15,7 @@ from shardwright.hardware_profiles.mesh import meshes_for_shape
 from shardwright.hardware_profiles.slices import parse_slice
 from shardwright.planner.mesh_solution import evaluate_choices
 from shardwright.planner.prepared import prepare
-from shardwright.planner.problem import build_problem
+from shardwright.planner.pricing import build_problem
 from shardwright.planner.solver import Solution, evaluate
 
 MESH = {"data": 4, "model": 2}

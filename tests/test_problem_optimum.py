@@ -13,7 +13,8 @@ from shardwright.hardware_profiles.mesh import meshes_for_shape
 from shardwright.hardware_profiles.slices import parse_slice
 from shardwright.planner.mesh_solution import evaluate_choices
 from shardwright.planner.prepared import Prepared, prepare
-from shardwright.planner.problem import ShardingProblem, build_problem
+from shardwright.planner.pricing import build_problem
+from shardwright.planner.problem import ShardingProblem
 from shardwright.planner.solver import Solution, evaluate, solve
 
 ENOUGH_S = 3600.0

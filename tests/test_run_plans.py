@@ -18,7 +18,7 @@ from shardwright.planner.mesh_solution import evaluate_choices
 from shardwright.planner.plan_making import make_plan
 from shardwright.planner.plan_schema import OptionsModel
 from shardwright.planner.prepared import prepare
-from shardwright.planner.problem import build_problem
+from shardwright.planner.pricing import build_problem
 from shardwright.planner.search import SearchResult
 from shardwright.planner.solver import Solution, evaluate
 

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 from shardwright.planner.graph_reader import build_graph
 from shardwright.planner.nodes import build_nodes
-from shardwright.planner.problem import node_strategies
+from shardwright.planner.pricing import node_strategies
 from shardwright.planner.program import Program
 
 AXES = {"x": 2, "y": 4}
