@@ -100,7 +100,7 @@ def solve_mesh(
     time_limit_s: float,
     seed: int,
     gap: float,
-    warm: Sequence[tuple[int, ...]] = (),
+    begin: Candidate | None = None,
     cutoff: float = math.inf,
     estimated: Estimate | None = None,
 ) -> Candidate | Misfit | RuledOut:
@@ -113,6 +113,7 @@ def solve_mesh(
     part of every gather exposed, and with half of it.
 
     Args:
+      begin: a candidate to improve.
       cutoff: seconds of a step; a mesh on which no plan takes less is ruled out.
       estimated: what to begin with; the nodes of alike layers may then choose differently.
     """
@@ -123,6 +124,8 @@ def solve_mesh(
     bound = -math.inf
     weights = dict.fromkeys(problem.loops, _LEAST_WEIGHT)
     begun: Solution | None = None
+    known = [] if begin is None else [begin]
+    warm = [one.solution.choices for one in known]
     if estimated is not None:
         # Evaluated before alike layers are let differ, which takes long and needs the right limit.
         weights, begun = dict(estimated.weights), estimated.solution
@@ -139,7 +142,7 @@ def solve_mesh(
                 if best is not None:
                     return replace(best, bound_s=bound)
                 return RuledOut(problem.step_bound(solution.bound))
-            candidate = evaluate_choices(prepared, problem, solution)
+            candidate = _evaluated(prepared, problem, solution, known)
             peak = candidate.evaluation.peak
             # With a moved limit it is proven of that limit only.
             proven = proven or (limit >= memory_limit and math.isinf(solution.bound))
@@ -175,7 +178,8 @@ def solve_mesh(
         if not share or time.monotonic() >= solver.deadline:
             break
         other = solver(problem.exposing(part * share), weights, limit, [best.solution.choices])
-        candidate = evaluate_choices(prepared, problem, _as_stated(problem, other, bound, gap))
+        stated = _as_stated(problem, other, bound, gap)
+        candidate = _evaluated(prepared, problem, stated, known)
         evaluation = candidate.evaluation
         if evaluation.peak.bytes <= memory_limit and evaluation.step_s < best.evaluation.step_s:
             best = replace(candidate, by_schedule=True)
@@ -267,6 +271,17 @@ def _gathering_longest(problem: ShardingProblem, solution: Solution) -> list[int
     """The loops whose gathers last longer than the compute that they can hide behind."""
     compute, gathers, _ = problem.seconds_by_loop(solution.choices)
     return [loop for loop, seconds in gathers.items() if seconds > compute.get(loop, 0.0)]
+
+
+def _evaluated(
+    prepared: Prepared, problem: ShardingProblem, solution: Solution, known: list[Candidate]
+) -> Candidate:
+    """As `evaluate_choices`; choices that were evaluated before are not evaluated again."""
+    for one in known:
+        if one.solution.choices == solution.choices:
+            return replace(one, solution=solution, bound_s=-math.inf, by_schedule=False)
+    known.append(evaluate_choices(prepared, problem, solution))
+    return known[-1]
 
 
 @without_collector()

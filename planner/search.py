@@ -350,7 +350,7 @@ class _Search:
             max(self._deadline - time.monotonic(), LEAST_SECONDS),
             self._seed,
             _FINAL_GAP,
-            warm=[best.solution.choices],
+            begin=best,
         )
         if not isinstance(polished, Candidate):
             return

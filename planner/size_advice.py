@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from itertools import combinations
-from math import lcm, prod
+from math import inf, lcm, prod
 
 from shardwright.hardware_profiles.mesh import LogicalMesh
 from shardwright.planner.graph import OpGraph
@@ -57,24 +57,27 @@ def size_advice(
     if not places:
         return []
 
-    def step_seconds(of: Prepared) -> float | None:
+    def step_seconds(of: Prepared, cutoff: float = inf) -> float | None:
         problem = of.problem(mesh, fixed_on(of.nodes, mesh))
         left = max(1.0, until - time.monotonic())
-        found = estimate_mesh(problem, memory_limit, left, seed, _GAP)
+        found = estimate_mesh(problem, memory_limit, left, seed, _GAP, cutoff)
         return found.step_s if isinstance(found, Estimate) else None
 
     now = step_seconds(prepared)
-    advice = []
-    for place in places if now is not None else ():
+    advice: list[SizeAdviceModel] = []
+    if now is None:
+        return advice
+    for place in places:
         best: tuple[float, int] | None = None
         for size in _sizes_to_try(sizes.size_of[place], mesh):
             other = resized(graph, sizes, place, size)
             if other is None or time.monotonic() > until:
                 break
-            taken = step_seconds(prepare_graph(prepared.program, other))
+            worth = now * (1 - _WORTH_TELLING) if best is None else best[0]
+            taken = step_seconds(prepare_graph(prepared.program, other), worth)
             if taken is not None and (best is None or taken < best[0]):
                 best = taken, size
-        if best is not None and now is not None and now - best[0] > _WORTH_TELLING * now:
+        if best is not None and now - best[0] > _WORTH_TELLING * now:
             advice.append(_told(prepared, sizes, place, best[1], now - best[0], now))
     return sorted(advice, key=lambda one: -one.saved_s)
 
