@@ -41,6 +41,7 @@ SUBLANES: Final = 8
 
 _TRANSCENDENTAL_INTERVAL: Final = {"v2": 2.0, "v3": 2.0, "v4": 2.0}
 _WRITES_EXPONENTIALS: Final = frozenset({"v5p"})
+_DIVIDES_AGAIN: Final = frozenset({"v6e"})
 LONGEST_ROW: Final = 8192
 _NO_ROWS: Final = frozenset({"v2", "v3", "v4", "v5e"})
 _FOLDS_WIDTH: Final = frozenset({"v4"})
@@ -367,6 +368,15 @@ def computes_exponentials_again(chip: ChipProfile) -> bool:
       gradient on v4, are computed inside the products; on v5p both are written.
     """
     return chip.generation not in _WRITES_EXPONENTIALS
+
+
+def computes_quotients_again(chip: ChipProfile) -> bool:
+    """Whether products each divide exponentials that are in memory by their sums.
+
+    Source: programs of attention without rematerialisation scheduled by libtpu 0.0.42.1: on v6e
+      they do, on v4, v5e, v5p and TPU7x a kernel writes the weights in bf16.
+    """
+    return chip.generation in _DIVIDES_AGAIN
 
 
 def kernel_overhead_seconds(chip: ChipProfile) -> float:

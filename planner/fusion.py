@@ -22,6 +22,7 @@ from shardwright.planner.given import CONSTRAINT
 from shardwright.planner.graph import Op, OpGraph
 from shardwright.planner.nodes import BARRIER, GROUP, NodeGraph, is_trivial
 from shardwright.planner.offload import host_values
+from shardwright.planner.softmaxes import written_exponentials
 
 _UPDATE_SLICE = "stablehlo.dynamic_update_slice"
 IN_PLACE = (_UPDATE_SLICE, "stablehlo.scatter")
@@ -72,6 +73,7 @@ class Fusion:
       computed_in: how many products compute it each for themselves, so that it costs what they read
         more; 0 where it runs once. It has memory nevertheless: some compilations write it.
       expensive: it computes exponentials or their like, which some generations write instead.
+      quotient: what it computes is exponentials in memory over their sums.
       with_others: it is one more result of a kernel before that writes another slice.
       in_reach: what it reads and writes that lives within one pass: made by a kernel of the same
         loop, and neither carried on nor a result. It lies in VMEM where it is small.
@@ -86,6 +88,7 @@ class Fusion:
     beside: int = -1
     computed_in: int = 0
     expensive: bool = False
+    quotient: bool = False
     with_others: bool = False
     in_reach: frozenset[int] = frozenset()
 
@@ -136,6 +139,7 @@ class _Planner:
         self._transparent: dict[int, tuple[Read, ...]] = {}
         self._followed_by: dict[int, int] = {}
         self._roots: set[int] = set()
+        self._exponentials = written_exponentials(self._graph)
         self._origins: dict[int, int] = {}
         self._resolved: dict[tuple[int, int], tuple[Read, ...]] = {}
         kept = set(self._graph.results)
@@ -212,9 +216,12 @@ class _Planner:
             elif product < 0 and begins.name not in _MATRIX:
                 readers = self._product_readers(fusion)
                 product = min(readers, default=-1)
-                if readers:
+                quotient = self._reads_exponentials(fusion)
+                if readers and not (quotient and len(self._large_reads(fusion)) > 1):
                     expensive = self._expensive(fusion)
-                    fusion = replace(fusion, computed_in=len(readers), expensive=expensive)
+                    fusion = replace(
+                        fusion, computed_in=len(readers), expensive=expensive, quotient=quotient
+                    )
             if product >= 0 and product not in taken:
                 taken.add(product)
                 fusion = replace(fusion, beside=product)
@@ -242,6 +249,17 @@ class _Planner:
                 else:
                     return set()
         return found
+
+    def _large_reads(self, fusion: Fusion) -> list[int]:
+        """What a kernel reads that is about as large as what it writes."""
+        values = self._graph.values
+        read = [self._graph.ops[r.op].operands[r.operand] for r in fusion.reads]
+        written = max((_elements(values[w].shape) for w in fusion.writes), default=0)
+        return [v for v in read if _elements(values[v].shape) * 8 > written]
+
+    def _reads_exponentials(self, fusion: Fusion) -> bool:
+        values = self._graph.values
+        return any(values[v].producer in self._exponentials for v in self._large_reads(fusion))
 
     def _expensive(self, fusion: Fusion) -> bool:
         """Whether a kernel computes what not every compiler computes twice."""
@@ -356,7 +374,9 @@ class _Planner:
             self._transparent[results[0]] = ()
             self._runs_in[op.id] = runs_in
             return
-        if one is not None and self._may_follow(one, op) and followed and not kept:
+        if op.id in self._exponentials and len(runs_in) > 1:
+            self._write(results)
+        elif one is not None and self._may_follow(one, op) and followed and not kept:
             self._transparent[results[0]] = ()
             self._followed_by[op.id] = one.id
             self._roots.add(one.id)

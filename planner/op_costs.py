@@ -96,7 +96,8 @@ def kernel_seconds(
         return KernelSeconds(mxu, vpu, np.zeros(1))
     if fusion.by_rows and not _keeps_rows(graph, fusion, local, chip):
         fusion = replace(fusion, from_registers=frozenset(), beside=-1)
-    if fusion.expensive and not compute.computes_exponentials_again(chip):
+    written = fusion.expensive and not compute.computes_exponentials_again(chip)
+    if written or (fusion.quotient and not compute.computes_quotients_again(chip)):
         fusion = replace(fusion, computed_in=0)
     for op_id in fusion.ops:
         op = graph.ops[op_id]

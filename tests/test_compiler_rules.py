@@ -12,6 +12,8 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import shardwright as sw
+from shardwright.cost_models.compute import computes_quotients_again
+from shardwright.hardware_profiles.chip import load_chip
 from shardwright.hardware_profiles.mesh import meshes_for_shape
 from shardwright.hardware_profiles.slices import parse_slice
 from shardwright.planner.hand_made import flat_shardings
@@ -223,6 +225,36 @@ def test_gathered_weight_that_both_passes_read_is_kept_between_them() -> None:
     (second,) = [b for b in gathered if b.name.endswith("[1]")]
     # Forward twice, then the gradients of the second weight, of what it is multiplied with...
     assert second.start <= products[1] and second.end > products[3]
+
+
+def attention_step(scores: str, q: jax.Array, k: jax.Array, v: jax.Array) -> Any:
+    """Attention and its gradients, from products in the order of the softmax or transposed to it."""
+
+    def loss(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        made = jnp.einsum(f"bsh,bth->{scores}", q, k).astype(jnp.float32)
+        made = made if scores == "bst" else made.transpose(0, 2, 1)
+        weights = jax.nn.softmax(made).astype(q.dtype)
+        return jnp.square(jnp.einsum("bst,bth->bsh", weights, v).astype(jnp.float32)).sum()
+
+    return jax.value_and_grad(loss, argnums=(0, 1, 2))(q, k, v)
+
+
+def test_exponentials_of_a_softmax_are_kept_in_f32_unless_its_scores_are_transposed() -> None:
+    """Compiled on v6e, f32[8,8,1024,1024] of an encoder; of a decoder with grouped heads, none."""
+    heads = bf16(4, 256, 64)
+    straight = prepared(lambda *heads: attention_step("bst", *heads), heads, heads, heads)
+    assert "f32[4, 256, 256]" in written(straight)
+    transposed = prepared(lambda *heads: attention_step("bts", *heads), heads, heads, heads)
+    assert "f32[4, 256, 256]" not in written(transposed)
+
+
+def test_weights_of_attention_are_divided_again_in_products_of_v6e_alone() -> None:
+    chips = {name: computes_quotients_again(load_chip(name)) for name in ("v5e", "v5p", "v6e")}
+    assert chips == {"v5e": False, "v5p": False, "v6e": True}
+    heads = bf16(4, 256, 64)
+    made = prepared(lambda *heads: attention_step("bst", *heads), heads, heads, heads)
+    quotients = [kernel for kernel in made.fusions.fusions if kernel.quotient]
+    assert [kernel.computed_in for kernel in quotients] == [2]
 
 
 # -- what a loop stacks ----------------------------------------------------------------------------
