@@ -28,11 +28,18 @@ def init_convolution(
     return kernel
 
 
-def convolve(x: jax.Array, kernel: jax.Array, stride: int = 1, padding: str = "SAME") -> jax.Array:
-    """A convolution that keeps the size of space, over the stride, unless padding is "VALID"."""
+def convolve(
+    x: jax.Array, kernel: jax.Array, stride: int | tuple[int, ...] = 1, padding: str = "SAME"
+) -> jax.Array:
+    """A convolution that keeps the size of space, over the stride, unless padding is "VALID".
+
+    Args:
+      stride: of all dimensions of space, or one of each.
+    """
     dims = x.ndim - 2
+    strides = (stride,) * dims if isinstance(stride, int) else stride
     return lax.conv_general_dilated(
-        x, kernel.astype(x.dtype), (stride,) * dims, padding, dimension_numbers=_layout(dims)
+        x, kernel.astype(x.dtype), strides, padding, dimension_numbers=_layout(dims)
     )
 
 
@@ -55,6 +62,16 @@ def max_pool(x: jax.Array, window: int, stride: int) -> jax.Array:
     windows, strides = (1, *(window,) * dims, 1), (1, *(stride,) * dims, 1)
     pooled: jax.Array = lax.reduce_window(x, -jnp.inf, lax.max, windows, strides, "SAME")
     return pooled
+
+
+def average_pool(x: jax.Array, window: int, stride: int) -> jax.Array:
+    """The mean of each window of space, without what lies beyond its borders."""
+    dims = x.ndim - 2
+    windows, strides = (1, *(window,) * dims, 1), (1, *(stride,) * dims, 1)
+    total = lax.reduce_window(x, 0.0, lax.add, windows, strides, "SAME")
+    ones = jnp.ones((1, *x.shape[1:-1], 1), x.dtype)
+    averaged: jax.Array = total / lax.reduce_window(ones, 0.0, lax.add, windows, strides, "SAME")
+    return averaged
 
 
 def init_batch_norm(filters: int, dtype: str, scale: float = 1.0) -> PyTree:

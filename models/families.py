@@ -9,6 +9,7 @@ from typing import Any
 
 from shardwright.errors import InputError
 from shardwright.models.options import (
+    AmoebaNetOptions,
     ConformerOptions,
     DetectorOptions,
     DlrmOptions,
@@ -20,6 +21,7 @@ from shardwright.models.options import (
     parse_options,
 )
 from shardwright.models.presets import (
+    AMOEBANETS,
     CONFORMERS,
     DECODERS,
     DETECTORS,
@@ -103,6 +105,7 @@ KINDS: dict[str, Family] = {
     "conformer": Family("conformer", ConformerOptions, CONFORMERS),
     "lstm": Family("lstm", LstmOptions, LSTMS),
     "resnet": Family("resnet", ResNetOptions, RESNETS),
+    "amoebanet": Family("amoebanet", AmoebaNetOptions, AMOEBANETS),
     "unet": Family("unet", UNetOptions, UNETS),
     "detector": Family("detector", DetectorOptions, DETECTORS),
     "dlrm": Family("dlrm", DlrmOptions, DLRMS),

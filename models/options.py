@@ -184,6 +184,29 @@ class DetectorOptions(ResNetOptions):
         return self
 
 
+class AmoebaNetOptions(ImageOptions):
+    """An AmoebaNet-D.
+
+    Attributes:
+      cells: that keep the size of space, in three groups; cells that halve it stand before each.
+      width: filters inside the cells of the first group; each group doubles them.
+    """
+
+    cells: Depth
+    width: Size
+
+    @model_validator(mode="after")
+    def _groups_are_alike(self) -> Self:
+        if self.cells % 3:
+            raise ValueError(f"cells={self.cells} is not a multiple of 3, the groups of cells")
+        if self.width % 8:
+            raise ValueError(
+                f"width={self.width} is not a multiple of 8: the first cell has half of it as its "
+                "filters, and a quarter of those inside"
+            )
+        return self
+
+
 class UNetOptions(ImageOptions):
     """A U-Net.
 

@@ -30,6 +30,8 @@ Sources:
   ssd: Liu et al., SSD (2016), section 3.1, with the backbone, layers and 81 classes of MLPerf
     Training v0.6 (mlcommons/training, single_stage_detector) and the batch of Kumar et al., Scale
     MLPerf-0.6 Models on Google TPU-v3 Pods (2019).
+  amoebanet: Real et al., Regularized Evolution (2018); size, images and batch of Huang et al.,
+    GPipe (2019), section 3 and table 2.
   unet: Ronneberger et al., U-Net (2015), figure 1, and Cicek et al., 3D U-Net (2016), figure 2.
   dlrm: Naumov et al., DLRM (2019), with the sizes of MLPerf Training 0.7 (recommendation on
     Criteo's terabyte click logs); tables are rounded up to multiples of 4096 rows.
@@ -199,6 +201,11 @@ _MOMENTUM: dict[str, Any] = {
 RESNETS: dict[str, dict[str, Any]] = {
     "resnet-34": _MOMENTUM | {"image": 224, "classes": 1000, "batch": 4096, "block": "basic"},
     "resnet-50": _MOMENTUM | {"image": 224, "classes": 1000, "batch": 4096},
+}
+
+AMOEBANETS: dict[str, dict[str, Any]] = {
+    "amoebanet-d": _MOMENTUM
+    | {"image": 224, "classes": 1000, "batch": 128, "cells": 18, "width": 256},
 }
 
 DETECTORS: dict[str, dict[str, Any]] = {

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 
 import shardwright as sw
 from shardwright.models import build, mixture
@@ -156,3 +157,40 @@ def test_memory_a_device_is_constant_as_experts_grow_with_devices() -> None:
         )  # fmt: skip
         peaks.append(plan.estimate.peak_memory_bytes)
     assert peaks[1] < 1.1 * peaks[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "spec"),
+    [
+        ({"capacity_factor": 1.0}, P("expert")),
+        ({"shared_experts": 2, "expert_d_ff": 8}, P("expert")),
+        ({"dispatch": "dropless"}, P(None, None, "expert")),
+    ],
+    ids=["tokens dropped", "shared experts", "dropless"],
+)
+def test_gradients_of_a_mixture_that_is_cut_are_those_of_one_device(
+    options: dict[str, Any], spec: P
+) -> None:
+    given = MixtureOptions(**SMALL | options | {"batch": 8, "sequence": 8})
+    rng = np.random.default_rng(0)
+    shapes = jax.eval_shape(
+        lambda: mixture.init_params(given, jax.random.key(0))["layers"]["mixed"]["experts"]
+    )
+    weights = jax.tree.map(lambda x: rng.normal(0, 0.5, x.shape[1:]).astype(x.dtype), shapes)
+    y = rng.normal(size=(8, 8, 8)).astype(np.float32)
+
+    def step(weights: Any, y: jax.Array) -> Any:
+        def loss(weights: Any, y: jax.Array) -> jax.Array:
+            made, balance = mixture.mix(given, weights, y)
+            return jnp.sum(jnp.sin(made)) + balance
+
+        return jax.value_and_grad(loss, argnums=(0, 1))(weights, y)
+
+    plan = sw.plan(
+        step, weights, y, topology="v5e:2x4", mesh={"data": 2, "expert": 4}, time_limit_s=2,
+        pinned={"[1]": P("data"), "[0]['routed']['w_up']": spec},
+    )  # fmt: skip
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4),
+        plan.jit(step)(weights, y), jax.jit(step)(weights, y),
+    )  # fmt: skip

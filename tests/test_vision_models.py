@@ -7,10 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 
 import shardwright as sw
-from shardwright.models import build, detector, resnet, unet
+from shardwright.models import amoebanet, build, detector, resnet, unet
 from shardwright.models.convolution import batch_norm, convolve, max_pool, upsample
+from shardwright.models.training import init_statistics
 
 SMALL: dict[str, dict[str, Any]] = {
     "resnet-50": {"image": 32, "batch": 4, "width": 8, "classes": 10, "depths": (1, 2, 1, 1)},
@@ -18,6 +20,7 @@ SMALL: dict[str, dict[str, Any]] = {
         "image": 32, "batch": 4, "width": 4, "classes": 5, "depths": (1, 1, 1),
         "layers": ((4, 8, 2),), "anchors": (2, 3),
     },
+    "amoebanet-d": {"image": 32, "batch": 4, "width": 16, "classes": 10, "cells": 3},
     "unet-2d": {"image": 16, "batch": 4, "filters": ((4, 4), (8, 8))},
     "unet-3d": {"image": 8, "batch": 4, "filters": ((4, 8), (8, 16))},
 }  # fmt: skip
@@ -39,6 +42,43 @@ SMALL: dict[str, dict[str, Any]] = {
 )
 def test_parameters_are_as_many_as_published(name: str, millions: float) -> None:
     assert build(name).parameter_count == pytest.approx(millions * 1e6, rel=2e-4)
+
+
+@pytest.mark.parametrize(("cells", "width", "millions"), [(18, 208, 82), (36, 544, 1050)])
+def test_amoebanets_have_the_parameters_of_gpipes_table_1(
+    cells: int, width: int, millions: int
+) -> None:
+    model = build("amoebanet-d", cells=cells, width=width)
+    assert model.parameter_count == pytest.approx(millions * 1e6, rel=0.01)
+
+
+@pytest.mark.parametrize("number", [2, 3], ids=["normal", "reducing"])
+def test_a_cell_that_is_cut_computes_the_numbers_of_one_device(number: int) -> None:
+    """Cells after others that made maps of another size, over the batch and over space."""
+    options: Any = build(
+        "amoebanet-d", **SMALL["amoebanet-d"] | {"norm_groups": 2}, compute_dtype="float32"
+    ).options
+    cell = amoebanet.cells(options)[number]
+    assert cell.reduces == (number == 3)
+    rng = np.random.default_rng(0)
+    shapes = jax.eval_shape(lambda: amoebanet.init_params(options, jax.random.key(0))[cell.name])
+    weights = jax.tree.map(lambda x: rng.normal(0, 0.5, x.shape).astype(x.dtype), shapes)
+    given = tuple(
+        rng.normal(size=(4, size, size, channels)).astype(np.float32)
+        for size, channels in zip(cell.sizes, cell.channels, strict=True)
+    )
+
+    def apply(weights: Any, given: Any) -> Any:
+        return amoebanet.apply_cell(options, cell, weights, init_statistics(weights), given)
+
+    plan = sw.plan(
+        apply, weights, given, topology="v5e:2x4", mesh={"data": 2, "space": 4}, time_limit_s=2,
+        pinned={"[1][0]": P("data"), "[1][1]": P("data", "space")},
+    )  # fmt: skip
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-3),
+        plan.jit(apply)(weights, given), jax.jit(apply)(weights, given),
+    )  # fmt: skip
 
 
 def test_resnet_50_takes_4_09_billion_multiply_adds_an_image() -> None:
@@ -91,7 +131,9 @@ def test_a_detector_learns_from_its_objects_and_three_times_as_many_hard_negativ
 def test_model_flops_are_those_of_the_traced_convolutions(name: str) -> None:
     """XLA counts every operation of a forward pass; convolutions are nearly all of it."""
     model = build(name, **SMALL[name] | {"image": 64 if name != "unet-3d" else 32})
-    modules: dict[str, Any] = {"resnet-50": resnet, "ssd-300": detector}
+    modules: dict[str, Any] = {
+        "amoebanet-d": amoebanet, "resnet-50": resnet, "ssd-300": detector
+    }  # fmt: skip
     module = modules.get(name, unet)
     state, batch = model.example_args
     forward = jax.jit(lambda p, s, x: module.apply(model.options, p, s, x)[0])
