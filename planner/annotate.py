@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 from jaxlib.mlir.dialects import stablehlo
@@ -80,8 +81,8 @@ def _after_transposes(places: Sequence[Place]) -> list[Place]:
     XLA makes a product whose result is transposed in the other order of its operands. A constraint
     in between keeps it from that: a gradient so made has another layout than its weight, which is
     copied to that layout for the update, and back (scheduled programs of libtpu 0.0.42.1). Scores
-    of attention, products with batch dimensions, stay as they are: made straight in the order in
-    which a softmax reads them, their exponentials are written in f32.
+    of attention stay as they are: made straight in the order in which a softmax reads them, their
+    exponentials are written in f32.
     """
     by_value = {place[1]: place for place in places}
     for place in places:
@@ -101,8 +102,7 @@ def _transposed(place: Place, constrained: Container[Any]) -> Any | None:
         return None
     if constraint.copy is not None or len(uses) != 1:
         return None
-    dims = stablehlo.DotDimensionNumbers(value.owner.attributes["dot_dimension_numbers"])
-    if dims.lhs_batching_dimensions:
+    if _are_scores(value.owner):
         return None
     while True:
         readers = [use.owner.operation for use in value.uses]
@@ -113,6 +113,13 @@ def _transposed(place: Place, constrained: Container[Any]) -> Any | None:
             return value
         if value in constrained:
             return None
+
+
+def _are_scores(product: Any) -> bool:
+    """Whether a product is as the scores of attention: batched, and larger than its operands."""
+    dims = stablehlo.DotDimensionNumbers(product.attributes["dot_dimension_numbers"])
+    made, *read = (prod(value.type.shape) for value in (product.results[0], *product.operands))
+    return bool(dims.lhs_batching_dimensions) and made > max(read)
 
 
 def _turned(place: Place, transposed: Any, by_value: Mapping[Any, Place]) -> Place | None:

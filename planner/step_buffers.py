@@ -18,6 +18,7 @@ from shardwright.planner.liveness import Lifetime
 from shardwright.planner.nodes import is_trivial
 from shardwright.planner.op_costs import local_bytes
 from shardwright.planner.partitioned import Communication, Partitioned
+from shardwright.planner.product_order import in_order
 from shardwright.planner.strategies import IntArray
 
 _VMEM_SHARE = 0.75
@@ -123,7 +124,7 @@ class _StepBuffers:
             if not is_trivial(self._graph.values[origin]):
                 for c in chain:
                     buffers += self._collective_buffer(origin, c)
-        return buffers
+        return in_order(self._graph, buffers, lambda op: self._times.of(op)[0])
 
     def kernel_temporaries(self) -> Iterator[Buffer]:
         """What kernels say that they allocate while they run."""

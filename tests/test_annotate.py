@@ -119,6 +119,17 @@ def test_product_that_is_only_transposed_is_constrained_after_its_transposition(
     assert annotated(program, made, own).count("sdy.sharding_constraint") == 1
 
 
+def test_scores_are_constrained_before_their_transposition() -> None:
+    def scores(q: jax.Array, k: jax.Array) -> jax.Array:
+        return jnp.einsum("bsd,btd->bst", q, k).transpose(0, 2, 1)
+
+    program = Program.trace(scores, f32(2, 16, 4), f32(2, 16, 4))
+    product, transpose = (key(program, name) for name in ("dot_general", "transpose"))
+    whole: Any = ((), (), ())
+    made = constraint(Site("result", 0, product), whole, [(Site("operand", 0, transpose), None)])
+    assert re.search(r"stablehlo.dot_general .*\n *%1 = sdy.sharding_con", annotated(program, made))
+
+
 def test_product_is_resharded_after_its_transposition() -> None:
     program = Program.trace(lambda a, b: jnp.sin((a @ b).T), f32(8, 16), f32(16, 32))
     product, transpose, sine = (key(program, n) for n in ("dot_general", "transpose", "sine"))

@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 import shardwright as sw
 from shardwright.cost_models.compute import computes_quotients_again
+from shardwright.cost_models.memory import Buffer
 from shardwright.hardware_profiles.chip import load_chip
 from shardwright.hardware_profiles.mesh import meshes_for_shape
 from shardwright.hardware_profiles.slices import parse_slice
@@ -20,6 +21,7 @@ from shardwright.planner.hand_made import flat_shardings
 from shardwright.planner.narrowing import Narrowing
 from shardwright.planner.partitioning import partition
 from shardwright.planner.prepared import Prepared, prepare
+from shardwright.planner.product_order import in_order
 from shardwright.planner.program import Program
 from shardwright.planner.step_buffers import step_buffers
 
@@ -228,7 +230,7 @@ def test_gathered_weight_that_both_passes_read_is_kept_between_them() -> None:
 
 
 def attention_step(scores: str, q: jax.Array, k: jax.Array, v: jax.Array) -> Any:
-    """Attention and its gradients, from products in the order of the softmax or transposed to it."""
+    """Attention and its gradients; its scores as the softmax reads them, or transposed to it."""
 
     def loss(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
         made = jnp.einsum(f"bsh,bth->{scores}", q, k).astype(jnp.float32)
@@ -277,3 +279,22 @@ def test_slices_that_are_computed_from_one_product_are_written_by_one_kernel() -
     # The layer's input is a slice of its own.
     assert len(stacked) > 3
     assert [kernel.with_others for kernel in stacked].count(False) == 2
+
+
+# -- order -----------------------------------------------------------------------------------------
+
+
+def test_gathered_weight_is_gone_when_the_other_operand_of_its_gradient_is_gathered() -> None:
+    """Compiled on v5p, the two are never in memory together in a multilayer perceptron."""
+    weight = bf16(64, 64)
+    loss = jax.grad(lambda v, w, x: jnp.tanh(jnp.tanh(x @ v) @ w).sum(), argnums=(0, 1, 2))
+    graph = prepared(loss, weight, weight, weight).graph
+    *_, gradient, other = [op.id for op in graph.ops if op.name == "stablehlo.dot_general"]
+    weight_held = Buffer("weight", 0, other + 1, 1.0, "collective")
+    rows = Buffer("rows", gradient, gradient + 1, 1.0, "collective")
+    value = Buffer("value", 0, other + 1, 1.0, "temporary")
+    found = in_order(graph, [weight_held, rows, value], lambda op: op)
+    assert [(b.start, b.end) for b in found] == [
+        (0, gradient + 1), (other, other + 1), (0, other + 1)
+    ]  # fmt: skip
+    assert in_order(graph, [weight_held, value], lambda op: op) == [weight_held, value]
