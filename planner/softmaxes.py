@@ -6,6 +6,7 @@ weights in the forward pass, and their gradients. Where the scores are transpose
 grouped heads are, each reader computes the exponentials of the scores. Seen in programs without a
 loop, masked and not, rematerialised and not, scheduled by libtpu 0.0.42.1 for v4, v5e, v5p, v6e
 and TPU7x.
+The logits of a loss, not batched, are none of these.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def _is_of_scores_as_made(graph: OpGraph, exponential: Op) -> bool:
         op = graph.ops[producer] if producer >= 0 else None
         if op is None or op.loop != exponential.loop:
             continue
-        products |= op.name == _PRODUCT
+        products |= op.name == _PRODUCT and _is_batched(op)
         if op.name not in _ELEMENTWISE:
             continue
         if op.name == _TRANSPOSE and _reorders(graph, op):
@@ -58,6 +59,14 @@ def _is_of_scores_as_made(graph: OpGraph, exponential: Op) -> bool:
         seen |= new
         pending += new
     return products
+
+
+def _is_batched(product: Op) -> bool:
+    """Whether a product is one for each element of a batch, as scores are and logits are not."""
+    if product.rule is None:
+        return False
+    sides = (*product.rule.operands, product.rule.results[0])
+    return bool(set.intersection(*({f for dim in dims for f in dim} for dims in sides)))
 
 
 def _reorders(graph: OpGraph, transpose: Op) -> bool:
