@@ -328,6 +328,17 @@ def beyond_vmem(nbytes: ArrayLike, chip: ChipProfile) -> FloatArray:
     return np.where(sizes <= room, 0.0, sizes)
 
 
+def beyond_cmem(nbytes: ArrayLike, chip: ChipProfile) -> FloatArray:
+    """Bytes of HBM that a kernel reads of arrays that live briefly: none where CMEM holds them.
+
+    Source: programs of attention scheduled by libtpu 0.0.42.1 for v4: kernels take 0.4 of the
+      cycles with an operand of 128 MiB in CMEM, and as long as to HBM where they write there.
+    """
+    sizes = np.asarray(nbytes, dtype=np.float64)
+    room = 0.0 if chip.cmem_bytes is None else float(chip.cmem_bytes.value)
+    return np.where(sizes <= room, 0.0, sizes)
+
+
 def register_seconds(
     elements: ArrayLike, dtype: str, chip: ChipProfile, *, reduces: bool = False
 ) -> FloatArray:

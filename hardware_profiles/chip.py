@@ -129,6 +129,7 @@ class ChipProfile(_Frozen):
     hbm_bytes: Sourced[ByteCount]
     hbm_bandwidth: Sourced[Bandwidth]
     vmem_bytes_per_tensorcore: Sourced[ByteCount]
+    cmem_bytes: Sourced[ByteCount] | None = None
     mxus_per_tensorcore: Sourced[Count]
     mxu_shape: Sourced[tuple[Count, Count]]
     mxu_macs_per_cell_per_cycle: Sourced[Count]

@@ -170,6 +170,8 @@ def _hbm_bytes(graph: OpGraph, fusion: Fusion, local: LocalDims, chip: ChipProfi
         else:
             value, position = op.operands[read.operand], read.operand
         nbytes = local_bytes(local(op.id, position), _stored_dtype(graph, value))
+        if value in fusion.in_reach:
+            nbytes = compute.beyond_cmem(nbytes, chip)
         total = total + (compute.beyond_vmem(nbytes, chip) if value in within else nbytes)
     for value in fusion.writes:
         op = graph.ops[graph.values[value].producer]
@@ -266,7 +268,7 @@ def _register_seconds(
     if "kernel" in first.detail or "pallas" in first.detail:
         return most
     inside = first.name in _MATRIX or fusion.from_registers
-    touched = [] if inside else [(r.op, r.operand) for r in fusion.reads]
+    touched = [] if inside else _read_from_hbm(graph, fusion, local, chip)
     for value in fusion.writes:
         op = graph.ops[graph.values[value].producer]
         touched.append((op.id, result_position(op.results.index(value))))
@@ -284,6 +286,19 @@ def _register_seconds(
         )
         most = np.maximum(most, seconds)
     return most
+
+
+def _read_from_hbm(
+    graph: OpGraph, fusion: Fusion, local: LocalDims, chip: ChipProfile
+) -> list[tuple[int, int]]:
+    """Operations and which operand of each a kernel brings in, what lies in CMEM left out."""
+    found = []
+    for read in fusion.reads:
+        value = graph.ops[read.op].operands[read.operand]
+        nbytes = local_bytes(local(read.op, read.operand), graph.values[value].dtype)
+        if value not in fusion.in_reach or compute.beyond_cmem(nbytes, chip).any():
+            found.append((read.op, read.operand))
+    return found
 
 
 def _op_seconds(

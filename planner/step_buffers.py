@@ -53,7 +53,10 @@ def step_buffers(
     step = _StepBuffers(graph, fusions, lifetimes, partitioned, mesh)
     # What kernels of `sw.kernel` allocate is told as bytes of HBM.
     kernels = np.sort([fusion.time for fusion in fusions.fusions])
-    inside = without_vmem(step.find(), _vmem(mesh.slice.chip), kernels)
+    chip = mesh.slice.chip
+    inside = without_vmem(step.find(), _vmem(chip), kernels)
+    if chip.cmem_bytes is not None:
+        inside = without_vmem(inside, float(chip.cmem_bytes.value), kernels, cmem=True)
     return [*inside, *step.kernel_temporaries()]
 
 
@@ -62,25 +65,28 @@ def _vmem(chip: ChipProfile) -> float:
     return _VMEM_SHARE * chip.vmem_bytes_per_tensorcore.value / chip.device_tensorcores
 
 
-def without_vmem(buffers: Sequence[Buffer], capacity: float, kernels: IntArray) -> list[Buffer]:
-    """The buffers that do not lie in VMEM.
+def without_vmem(
+    buffers: Sequence[Buffer], capacity: float, kernels: IntArray, *, cmem: bool = False
+) -> list[Buffer]:
+    """The buffers that do not lie in VMEM, or in CMEM.
 
     The compiler puts temporaries there that are not needed for long, as far as it has room:
     here the shortest-lived first, and of those the largest. What more than a few kernels lie
-    between is moved out, as kernels in between have their operands brought in.
+    between is moved out, as kernels in between have their operands brought in. CMEM, in which no
+    kernel works, takes the largest first, up to all of it.
 
     Args:
-      capacity: bytes of VMEM for temporaries.
+      capacity: bytes of it for temporaries.
       kernels: the program points at which kernels run, in order.
     """
     fits = [
         b
         for b in buffers
         if b.kind == "temporary"
-        and b.nbytes <= capacity / 2
+        and b.nbytes <= (capacity if cmem else capacity / 2)
         and np.searchsorted(kernels, b.end) - np.searchsorted(kernels, b.start) <= _BRIEF
     ]
-    fits.sort(key=lambda b: (b.end - b.start, -b.nbytes))
+    fits.sort(key=lambda b: (-b.nbytes if cmem else b.end - b.start, -b.nbytes))
     held = np.zeros(max((b.end for b in buffers), default=0) + 1)
     inside = set()
     for buffer in fits:

@@ -8,11 +8,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import shardwright as sw
-from shardwright.cost_models.compute import computes_quotients_again
+from shardwright.cost_models.compute import beyond_cmem, computes_quotients_again
 from shardwright.cost_models.memory import Buffer
 from shardwright.hardware_profiles.chip import load_chip
 from shardwright.hardware_profiles.mesh import meshes_for_shape
@@ -23,7 +24,7 @@ from shardwright.planner.partitioning import partition
 from shardwright.planner.prepared import Prepared, prepare
 from shardwright.planner.product_order import in_order
 from shardwright.planner.program import Program
-from shardwright.planner.step_buffers import step_buffers
+from shardwright.planner.step_buffers import step_buffers, without_vmem
 
 MESH = {"x": 4, "y": 2}
 
@@ -311,3 +312,18 @@ def test_gathered_weight_is_gone_when_the_other_operand_of_its_gradient_is_gathe
         (0, gradient + 1), (other, other + 1), (0, other + 1)
     ]  # fmt: skip
     assert in_order(graph, [weight_held, value], lambda op: op) == [weight_held, value]
+
+
+# -- CMEM ------------------------------------------------------------------------------------------
+
+
+def test_what_lies_in_cmem_takes_no_memory_and_is_read_from_none() -> None:
+    """On v4 an array of attention of all 128 MiB is in CMEM while the next kernels read it."""
+    v4, v5e = load_chip("v4"), load_chip("v5e")
+    assert float(beyond_cmem(2.0**27, v4)) == 0 < float(beyond_cmem(2.0**27 + 1, v4))
+    assert float(beyond_cmem(1.0, v5e)) == 1.0
+    large = Buffer("scores", 0, 3, 2.0**27, "temporary")
+    small = Buffer("output", 1, 2, 2.0**20, "temporary")
+    times = np.arange(4)
+    assert without_vmem([small, large], 2.0**27, times, cmem=True) == [small]
+    assert without_vmem([small, large], 2.0**27, times) == [large]
