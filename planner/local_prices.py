@@ -33,6 +33,7 @@ class LocalPrices:
             {np.ones(len(kind.sizes), dtype=np.int64).tobytes(): 0} for kind in skeleton.kinds
         ]
         self._cuts = [np.ones((1, len(kind.sizes)), dtype=np.int64) for kind in skeleton.kinds]
+        self._known: dict[tuple[int, int, tuple[int, ...]], tuple[IntArray, IntArray]] = {}
         self._seconds: dict[int, FloatArray] = {}
         self._cast_seconds: dict[int, FloatArray] = {}
         self._bytes: dict[tuple[int, int], IntArray] = {}
@@ -44,6 +45,13 @@ class LocalPrices:
           kind: of the node, as the skeleton numbers them.
           rows: strategies, shape (strategies, axes).
         """
+        key = (kind, id(rows), axis_sizes)
+        if key not in self._known:
+            # The strategies are kept, so that what an id stands for stays.
+            self._known[key] = rows, self._find_cuts(kind, rows, axis_sizes)
+        return self._known[key][1]
+
+    def _find_cuts(self, kind: int, rows: IntArray, axis_sizes: tuple[int, ...]) -> IntArray:
         numbers = self._numbers[kind]
         parts = factor_parts(rows, self._cuts[kind].shape[1], axis_sizes)
         keys = [row.tobytes() for row in parts]

@@ -16,14 +16,11 @@ from shardwright.planner.evaluation import Evaluation, evaluate_partitioned
 from shardwright.planner.partitioned import Partitioned
 from shardwright.planner.piecewise import partition_constrained
 from shardwright.planner.prepared import Prepared
-from shardwright.planner.problem import ShardingProblem, sharding_of
+from shardwright.planner.problem import LEAST_WEIGHT, ShardingProblem, sharding_of
 from shardwright.planner.solver import Solution
 from shardwright.planner.solver.incumbent import relative_gap
 from shardwright.planner.tied import solve_weighed
 
-_LEAST_WEIGHT = 1e-3
-"""Of gathers against the compute that they hide behind: among plans of equal steps, that with less
-to gather is taken, and a bound of the integer program is at most this much below the step."""
 _HIDING_WEIGHTS = (0.05, 0.3, 1.0)
 _MEMORY_ROUNDS = 3
 _MISTAKEN = 1.02
@@ -122,7 +119,7 @@ def solve_mesh(
     least: PeakMemory | None = None
     proven = False
     bound = -math.inf
-    weights = dict.fromkeys(problem.loops, _LEAST_WEIGHT)
+    weights = dict.fromkeys(problem.loops, LEAST_WEIGHT)
     begun: Solution | None = None
     known = [] if begin is None else [begin]
     warm = [one.solution.choices for one in known]
@@ -197,7 +194,7 @@ def estimate_mesh(
     """The best solution on one mesh by the integer program alone; otherwise as `solve_mesh`."""
     solver = _Solver(time.monotonic() + time_limit_s, seed, gap, untie=False)
     best: Estimate | None = None
-    weights = dict.fromkeys(problem.loops, _LEAST_WEIGHT)
+    weights = dict.fromkeys(problem.loops, LEAST_WEIGHT)
     for weight in _HIDING_WEIGHTS:
         solution = solver(problem, weights, memory_limit, (), cutoff)
         if solution.status == "cut off":

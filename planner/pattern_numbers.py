@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shardwright.planner.strategies import IntArray
 
@@ -45,9 +46,10 @@ class PatternNumbers:
         keys = pattern_keys(patterns[~large])
         self._others.update(zip(keys, numbers[~large].tolist(), strict=True))
 
-    def _large(self, patterns: IntArray) -> IntArray:
+    def _large(self, patterns: IntArray) -> NDArray[np.bool_]:
         sizes = patterns[:, : 2 * self._axes]
-        return ((sizes == LARGE) | (sizes == 0)).all(axis=1)
+        large: NDArray[np.bool_] = ((sizes == LARGE) | (sizes == 0)).all(axis=1)
+        return large
 
     def _code(self, patterns: IntArray) -> IntArray:
         digits = patterns[:, 2 * self._axes :] + 1

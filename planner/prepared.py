@@ -14,6 +14,7 @@ from shardwright.planner.graph import OpGraph
 from shardwright.planner.graph_reader import build_graph
 from shardwright.planner.liveness import Lifetime, lifetimes
 from shardwright.planner.local_prices import LocalPrices
+from shardwright.planner.mesh_bounds import Classes, count_classes, quick_bound
 from shardwright.planner.named_layout import NamedLayout, tie_names
 from shardwright.planner.nodes import NodeGraph, build_nodes
 from shardwright.planner.pricing import MeshPricer, note_cuts
@@ -36,7 +37,9 @@ class Prepared:
     fusions: FusionPlan = field(repr=False)
     buffers: tuple[Lifetime, ...] = field(repr=False)
     skeleton: Skeleton = field(repr=False)
-    alike: dict[tuple[object, ...], tuple[int, ...]] = field(default_factory=dict, repr=False)
+    classes: dict[tuple[object, ...], tuple[tuple[int, ...] | None, Classes]] = field(
+        default_factory=dict, repr=False
+    )
     layout: NamedLayout | None = field(default=None, repr=False)
     prices: dict[ChipProfile, LocalPrices] = field(default_factory=dict, repr=False)
 
@@ -44,11 +47,21 @@ class Prepared:
         """The sharding problem on a mesh; in a large program the nodes of alike layers are tied."""
         problem = MeshPricer(self._prices_on(mesh.slice.chip), mesh, fixed or {}).price()
         if self.large:
-            key = tuple(sorted((fixed or {}).items()))
-            if key not in self.alike:
-                self.alike[key] = alike_nodes(self.skeleton, fixed or {})
-            problem = replace(problem, alike=self.alike[key])
+            problem = replace(problem, alike=self._classes_of(fixed or {})[0])
         return problem if self.layout is None else tie_names(problem, self.layout)
+
+    def quick_bound(self, mesh: LogicalMesh, fixed: Fixed, cutoff: float) -> float:
+        """Seconds that no step takes less than; once they reach a cutoff they are not improved."""
+        classes = self._classes_of(fixed)[1]
+        return quick_bound(classes, self._prices_on(mesh.slice.chip), mesh, fixed, cutoff)
+
+    def _classes_of(self, fixed: Fixed) -> tuple[tuple[int, ...] | None, Classes]:
+        """The class of every node, in a large program, and what is in each."""
+        key = tuple(sorted(fixed.items()))
+        if key not in self.classes:
+            alike = alike_nodes(self.skeleton, fixed) if self.large else None
+            self.classes[key] = alike, count_classes(self.skeleton, alike)
+        return self.classes[key]
 
     def expect(self, meshes: Iterable[tuple[LogicalMesh, Fixed]]) -> None:
         """Has kernels and buffers priced for all of some meshes when the first needs them."""

@@ -6,11 +6,11 @@ What is alike in the program (see `skeleton`) is priced once and shares its arra
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from shardwright.hardware_profiles.mesh import LogicalMesh
+from shardwright.planner.cast_tables import CastTables, casts_of
 from shardwright.planner.collectives import compiled_step
 from shardwright.planner.feeding import feeding
 from shardwright.planner.fusion import FusionPlan
@@ -20,17 +20,15 @@ from shardwright.planner.local_prices import LocalPrices, op_dims
 from shardwright.planner.manual import manual_collectives
 from shardwright.planner.nodes import NodeGraph
 from shardwright.planner.problem import Fixed, FloatArray, ShardingProblem, Transfer
-from shardwright.planner.reshard import ReshardCosts
+from shardwright.planner.reshard_tables import Priced, ReshardTables
 from shardwright.planner.rules import DimFactors
-from shardwright.planner.skeleton import Kind, Reshard, build_skeleton, node_kinds
+from shardwright.planner.skeleton import Kind, build_skeleton, node_kinds
 from shardwright.planner.solver import MemoryTerm
 from shardwright.planner.strategies import (
     Allowed,
     IntArray,
     assignments,
-    codes,
     local_dims,
-    partial_masks,
 )
 from shardwright.planner.unsound import sound
 
@@ -62,23 +60,31 @@ def note_cuts(prices: LocalPrices, mesh: LogicalMesh, fixed: Fixed) -> None:
 def node_strategies(nodes: NodeGraph, axis_sizes: Sequence[int], fixed: Fixed) -> list[IntArray]:
     """The strategies of every node."""
     kinds, kind_of = node_kinds(nodes)
-    strategies = _Strategies(nodes, tuple(axis_sizes), fixed)
-    return [strategies(node, kinds[kind]) for node, kind in enumerate(kind_of)]
+    strategies = Strategies(nodes, kinds, tuple(axis_sizes), fixed)
+    return [strategies(node, kind) for node, kind in enumerate(kind_of)]
 
 
-class _Strategies:
+class Strategies:
     """The strategies of nodes; nodes of one kind share them."""
 
-    def __init__(self, nodes: NodeGraph, axis_sizes: tuple[int, ...], fixed: Fixed) -> None:
+    def __init__(
+        self,
+        nodes: NodeGraph,
+        kinds: Sequence[Kind],
+        axis_sizes: tuple[int, ...],
+        fixed: Fixed,
+    ) -> None:
         self._graph = nodes.graph
         self._axis_sizes = axis_sizes
         self._fixed = fixed
-        self._known: dict[tuple[Kind, Allowed], IntArray] = {}
+        self._kinds = kinds
+        self._known: dict[tuple[int, Allowed], IntArray] = {}
 
-    def __call__(self, node: int, kind: Kind) -> IntArray:
+    def __call__(self, node: int, kind: int) -> IntArray:
+        """The strategies of a node of a kind, by number."""
         given = self._fixed.get(node, ())
         if (kind, given) not in self._known:
-            self._known[kind, given] = self._find(kind, given)
+            self._known[kind, given] = self._find(self._kinds[kind], given)
         return self._known[kind, given]
 
     def _find(self, kind: Kind, given: Allowed) -> IntArray:
@@ -102,22 +108,15 @@ class MeshPricer:
         self._graph = skeleton.nodes.graph
         self._mesh = mesh
         self._axis_sizes = tuple(mesh.shape.values())
-        strategies = _Strategies(self._nodes, self._axis_sizes, fixed)
-        self._rows = [
-            strategies(node, skeleton.kinds[kind]) for node, kind in enumerate(skeleton.kind_of)
+        strategies = Strategies(self._nodes, skeleton.kinds, self._axis_sizes, fixed)
+        self._rows = [strategies(node, kind) for node, kind in enumerate(skeleton.kind_of)]
+        self._cuts = [
+            prices.cuts(kind, rows, self._axis_sizes)
+            for rows, kind in zip(self._rows, skeleton.kind_of, strict=True)
         ]
-        cuts: dict[tuple[int, int], IntArray] = {}
-        self._cuts = []
-        for rows, kind in zip(self._rows, skeleton.kind_of, strict=True):
-            if (kind, id(rows)) not in cuts:
-                cuts[kind, id(rows)] = prices.cuts(kind, rows, self._axis_sizes)
-            self._cuts.append(cuts[kind, id(rows)])
         self._local: dict[tuple[object, ...], IntArray] = {}
-        self._codes: dict[tuple[int, DimFactors], IntArray] = {}
-        self._costs = ReshardCosts(mesh)
-        self._masks: dict[tuple[int, frozenset[int]], IntArray] = {}
+        self._tables = ReshardTables(mesh)
         self._sums = _Sums(self._rows)
-        self._tables: dict[tuple[int, int, int, bool], _Priced] = {}
 
     def price(self) -> ShardingProblem:
         """The sharding problem on the mesh."""
@@ -167,34 +166,16 @@ class MeshPricer:
         return seconds[self._cuts[node]]
 
     def _casts(self) -> Iterator[Transfer]:
-        """What products take longer for operands that they cast, where those are not moved first.
-
-        Where a value is moved once for several readers, a copy that is not moved costs each reader
-        the least that any of its strategies takes with the copy's sharding.
-        """
-        copies = {copy.value: copy for copy in self._skeleton.copies}
-        known: dict[tuple[object, ...], FloatArray] = {}
-        for run in self._skeleton.cast_runs:
-            operand = run.operand
-            producer = self._nodes.producers[operand.value]
-            copy = copies.get(operand.value)
-            target = copy.node if copy else run.node
-            key = (
-                run.what, producer.dims, operand.dims, run.trips, copy is None,
-                *(id(self._rows[node]) for node in (producer.node, target, run.node)),
-            )  # fmt: skip
-            if key not in known:
-                at = self._code(run.node, operand.dims)
-                seconds = self._prices.cast_seconds(run.what, self._skeleton.kind_of[run.node])
-                seconds = seconds[self._cuts[run.node]]
-                if copy:
-                    asked = self._code(target, tuple((d,) for d in range(len(operand.dims))))
-                    at, seconds = asked, _least(seconds, at, asked)
-                unmoved = self._code(producer.node, producer.dims)[:, None] == at[None, :]
-                known[key] = run.trips * np.where(unmoved, seconds[None, :], 0.0)
-            table = known[key]
-            nothing = known.setdefault(("none", table.shape), np.zeros(table.shape))
-            yield Transfer(producer.node, target, None, nothing, run.loop, table)
+        """What products take longer for operands that they cast."""
+        rows = self._rows
+        price = CastTables(self._prices, self._tables)
+        nothing: dict[tuple[int, ...], FloatArray] = {}
+        for cast in casts_of(self._skeleton):
+            product = cast.run.node
+            of = rows[cast.a], rows[cast.b], rows[product]
+            table = price(cast, *of, self._cuts[product])
+            none = nothing.setdefault(table.shape, np.zeros(table.shape))
+            yield Transfer(cast.a, cast.b, None, none, cast.run.loop, table)
 
     def _exchange(self, node: int, what: int) -> FloatArray:
         op = self._graph.ops[self._skeleton.exchanges[what]]
@@ -217,75 +198,27 @@ class MeshPricer:
 
     def _transfers(self, exposed: list[FloatArray]) -> Iterator[Transfer]:
         """What runs between nodes; what runs within one is added to its exposed seconds."""
-        self._costs.ask(self._changes(), (r.nbytes for r in self._skeleton.reshards))
-        for link in self._skeleton.links:
+        rows, reshards, links = self._rows, self._skeleton.reshards, self._skeleton.links
+        self._tables.ask(
+            ((reshards[link.what], rows[link.a], rows[link.b]) for link in links),
+            (reshard.nbytes for reshard in reshards),
+        )
+        known: dict[tuple[int, int, int, bool], Priced] = {}
+        for link in links:
             within = link.a == link.b
-            key = (link.what, id(self._rows[link.a]), id(self._rows[link.b]), within)
-            if key not in self._tables:
-                reshard = self._skeleton.reshards[link.what]
-                self._tables[key] = self._reshard(reshard, link.a, link.b)
-            priced = self._tables[key]
+            a, b, reshard = rows[link.a], rows[link.b], reshards[link.what]
+            key = (link.what, id(a), id(b), within)
+            if key not in known:
+                known[key] = (
+                    self._tables.within(reshard, a) if within
+                    else self._tables.between(reshard, a, b)
+                )  # fmt: skip
+            priced = known[key]
             if within:
                 exposed[link.a] = self._sums.add(exposed[link.a], priced.exposed)
             elif priced.costs:
-                loop = -1 if priced.gathers is None else self._skeleton.reshards[link.what].loop
+                loop = -1 if priced.gathers is None else reshard.loop
                 yield Transfer(link.a, link.b, priced.gathers, priced.exposed, loop)
-
-    def _changes(self) -> Iterator[tuple[tuple[int, ...], IntArray, IntArray]]:
-        """Every change of sharding that is priced: a shape, and codes before and after."""
-        seen = set()
-        for link in self._skeleton.links:
-            reshard = self._skeleton.reshards[link.what]
-            rows = id(self._rows[link.a]), id(self._rows[link.b])
-            key = (reshard.shape, reshard.before, reshard.after, rows)
-            if key not in seen:
-                seen.add(key)
-                before = self._code(link.a, reshard.before)
-                yield reshard.shape, before, self._code(link.b, reshard.after)
-
-    def _reshard(self, reshard: Reshard, a: int, b: int) -> _Priced:
-        gathers, exposed = self._table(reshard, a, b)
-        trips = self._trips(reshard, b)
-        if a == b:
-            # Within one node both sides are the same strategy.
-            return _Priced(None, trips * np.diagonal(gathers + exposed), True)
-        hides = reshard.hides and bool(gathers.any())
-        if not hides:
-            exposed = exposed + gathers
-        ahead = trips * gathers if hides else None
-        return _Priced(ahead, trips * exposed, hides or bool(exposed.any()))
-
-    def _trips(self, reshard: Reshard, b: int) -> FloatArray:
-        """How often a reshard runs, by strategy of its target."""
-        wanted = self._code(b, reshard.after)
-        # A node that reads a value in two ways may need one sharding for both.
-        again = np.zeros(len(wanted), dtype=bool)
-        for other in reshard.earlier:
-            again |= self._code(b, other) == wanted
-        trips: FloatArray = reshard.trips * ~again
-        return trips
-
-    def _code(self, node: int, dims: DimFactors) -> IntArray:
-        key = (id(self._rows[node]), dims)
-        if key not in self._codes:
-            self._codes[key] = codes(self._rows[node], dims)
-        return self._codes[key]
-
-    def _table(self, reshard: Reshard, a: int, b: int) -> tuple[FloatArray, FloatArray]:
-        shape, nbytes = reshard.shape, reshard.nbytes
-        before, after = self._code(a, reshard.before), self._code(b, reshard.after)
-        gathers, others = self._costs.seconds(shape, nbytes, before, after)
-        if reshard.partial:
-            masks = self._partial_masks(a, reshard.partial)
-            extra = self._costs.partial_seconds(shape, nbytes, masks, before, after)
-            others += extra / reshard.added_up
-        return gathers, others
-
-    def _partial_masks(self, node: int, partial: frozenset[int]) -> IntArray:
-        key = (id(self._rows[node]), partial)
-        if key not in self._masks:
-            self._masks[key] = partial_masks(self._rows[node], partial)
-        return self._masks[key]
 
     # -- memory --------------------------------------------------------------------------------
 
@@ -304,23 +237,6 @@ class MeshPricer:
         nbytes = self._prices.held_bytes(what, self._skeleton.kind_of[node])
         usage: IntArray = nbytes[self._cuts[node]]
         return usage - usage.min() if self._skeleton.held[what].above_least else usage
-
-
-def _least(seconds: FloatArray, codes: IntArray, asked: IntArray) -> FloatArray:
-    """The least seconds of those with each code that is asked for; 0 where there are none."""
-    least = {
-        code: float(seconds[codes == code].min()) for code in np.intersect1d(codes, asked).tolist()
-    }
-    return np.array([least.get(code, 0.0) for code in asked.tolist()])
-
-
-@dataclass(frozen=True)
-class _Priced:
-    """A reshard's seconds, by strategy of its node or nodes; whether it ever costs anything."""
-
-    gathers: FloatArray | None
-    exposed: FloatArray
-    costs: bool
 
 
 class _LocalDims:

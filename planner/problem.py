@@ -36,6 +36,11 @@ Fixed = Mapping[int, Allowed]
 """Node id -> what its strategies may be, where something is given."""
 
 
+LEAST_WEIGHT = 1e-3
+"""Of gathers against the compute that they hide behind: among plans of equal steps, that with less
+to gather is taken, and a bound of the integer program is at most this much below the step."""
+
+
 @dataclass(frozen=True)
 class Transfer:
     """Seconds to bring a value from one node's sharding to another's, for the whole program.

@@ -183,6 +183,7 @@ class _Search:
         self._good = GoodMeshes()
         self._cutoff = math.inf
         self._bounds: list[float] = []
+        self._quick: dict[LogicalMesh, float] = {}
         self._first_seconds = _FIRST_MESH_SECONDS
 
     def run(self, cutoff_s: float, first_mesh_s: float) -> SearchResult | Outdone:
@@ -190,8 +191,10 @@ class _Search:
         self._cutoff, self._first_seconds = cutoff_s, first_mesh_s
         self._prepared.expect((mesh, self._fixed_on(mesh)) for mesh in self._meshes)
         left = aligned_first(self._meshes, self._prepared.skeleton.kinds)
+        if self._prepared.large:
+            left = self._most_promising_first(left)
         while left:
-            mesh = self._good.next_of(left)
+            mesh = left[0] if self._prepared.large else self._good.next_of(left)
             left.remove(mesh)
             self._try(mesh)
         if self._prepared.large:
@@ -212,6 +215,22 @@ class _Search:
         considered = tuple(self._considered[mesh] for mesh in self._meshes)
         return SearchResult(best, considered, tuple(others[:_KEPT]))
 
+    def _most_promising_first(self, meshes: Sequence[LogicalMesh]) -> list[LogicalMesh]:
+        """The meshes by what no plan on them takes less than, simpler ones first among equals.
+
+        For large programs, which take long to solve on a mesh and a moment to bound.
+        """
+        for mesh in meshes:
+            if time.monotonic() > self._deadline:
+                break
+            self._report("search", mesh.describe())
+            self._quick[mesh] = self._prepared.quick_bound(mesh, self._fixed_on(mesh), math.inf)
+
+        def promise(mesh: LogicalMesh) -> float:
+            return self._quick.get(mesh, math.inf) * (1 + _WORTH_A_MESH) ** len(mesh.axes)
+
+        return sorted(meshes, key=promise)
+
     def _try(self, mesh: LogicalMesh) -> None:
         first = not self._considered
         began = time.monotonic()
@@ -222,23 +241,8 @@ class _Search:
             return
         self._report("search", mesh.describe())
         cutoff = self._worth_less_than(by_program=True)
-        problem = self._prepared.problem(mesh, self._fixed_on(mesh))
         seconds = self._first_seconds if first else max(self._deadline - began, LEAST_SECONDS)
-        outcome: Candidate | Estimate | Misfit | RuledOut
-        if self._prepared.large:
-            outcome = estimate_mesh(
-                problem, self._limit, seconds, self._seed, _LARGE_GAP, cutoff=cutoff
-            )
-        else:
-            outcome = solve_mesh(
-                self._prepared,
-                problem,
-                self._limit,
-                seconds,
-                self._seed,
-                _SEARCH_GAP,
-                cutoff=cutoff,
-            )
+        outcome = self._outcome(mesh, seconds, cutoff)
         if first:
             # What it took tells little: the first run on a machine compiles the solver's kernels.
             self._deadline = time.monotonic() + self._seconds
@@ -271,6 +275,25 @@ class _Search:
                 self._best = outcome
             else:
                 self._bounds.append(outcome.bound_s)
+
+    def _outcome(
+        self, mesh: LogicalMesh, seconds: float, cutoff: float
+    ) -> Candidate | Estimate | Misfit | RuledOut:
+        fixed = self._fixed_on(mesh)
+        if not math.isinf(cutoff):
+            bound = self._quick.get(mesh)
+            if bound is None:
+                bound = self._prepared.quick_bound(mesh, fixed, cutoff)
+            if bound >= cutoff:
+                return RuledOut(bound)
+        problem = self._prepared.problem(mesh, fixed)
+        if self._prepared.large:
+            return estimate_mesh(
+                problem, self._limit, seconds, self._seed, _LARGE_GAP, cutoff=cutoff
+            )
+        return solve_mesh(
+            self._prepared, problem, self._limit, seconds, self._seed, _SEARCH_GAP, cutoff=cutoff
+        )
 
     def _worth_less_than(self, *, by_program: bool = False) -> float:
         """The step time that a mesh must beat; meshes come simplest first.

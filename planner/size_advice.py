@@ -58,7 +58,10 @@ def size_advice(
         return []
 
     def step_seconds(of: Prepared, cutoff: float = inf) -> float | None:
-        problem = of.problem(mesh, fixed_on(of.nodes, mesh))
+        fixed = fixed_on(of.nodes, mesh)
+        if cutoff < inf and of.quick_bound(mesh, fixed, cutoff) >= cutoff:
+            return None
+        problem = of.problem(mesh, fixed)
         left = max(1.0, until - time.monotonic())
         found = estimate_mesh(problem, memory_limit, left, seed, _GAP, cutoff)
         return found.step_s if isinstance(found, Estimate) else None

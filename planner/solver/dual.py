@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from dataclasses import dataclass
 
@@ -33,7 +34,8 @@ class Dual:
       the best prices along the averaged usage of the primal points seen.
 
     Attributes:
-      bound: best lower bound proven on the cost of the arrays.
+      begun: lower bound on the cost of the arrays at the prices to begin with.
+      bound: best lower bound proven on it that was asked for: reached `enough`, or by `ascend`.
       prices: cost per byte at each time point that proved it.
       best: of the roundings of the last ascent, the one that fits and costs least, else the one
         least over the limit.
@@ -41,7 +43,11 @@ class Dual:
     """
 
     def __init__(
-        self, arrays: Arrays, prices: FloatArray | None = None, enough: float = np.inf
+        self,
+        arrays: Arrays,
+        prices: FloatArray | None = None,
+        enough: float = np.inf,
+        deadline: float = np.inf,
     ) -> None:
         """Passes messages at some prices, or none, until they settle.
 
@@ -49,9 +55,11 @@ class Dual:
           arrays: the problem.
           prices: cost per byte at each time point.
           enough: a bound at which to stop, now and in `ascend`.
+          deadline: on the clock of `time.perf_counter`; no sweep but the first begins after it.
         """
         self.arrays = arrays
         self._enough = enough
+        self._deadline = deadline
         self.bound = -np.inf
         self.prices = np.zeros(len(arrays.slack)) if prices is None else prices.copy()
         self.best: Rounding | None = None
@@ -69,17 +77,20 @@ class Dual:
         self._usage = np.zeros(len(arrays.slack) + 1)
         price_memory(arrays, self.prices, self._priced)
         paid = float(self.prices @ arrays.slack)
+        self.begun = -np.inf
         for _ in range(_SETTLING_SWEEPS):
-            value = max(self._sweep()) - paid
-            if value >= enough:
-                self.bound = value
+            self.begun = max(self.begun, max(self._sweep()) - paid)
+            if self.begun >= enough:
+                self.bound = self.begun
+                break
+            if self._out_of_time():
                 break
 
     def ascend(self, iterations: int, upper: float = np.inf) -> None:
         """Improve the bound; `upper`, the cost of a known solution, sets the step length."""
         self.best = None
-        for _ in range(iterations):
-            if self.bound >= self._enough:
+        for iteration in range(iterations):
+            if self.bound >= self._enough or (iteration and self._out_of_time()):
                 return
             value = max(self._sweep()) - float(self._trial @ self.arrays.slack)
             self._consider_rounding()
@@ -92,6 +103,9 @@ class Dual:
                 self._judge(value, over)
                 self._move(over, upper)
 
+    def _out_of_time(self) -> bool:
+        return time.perf_counter() > self._deadline
+
     def settle(self, sweeps: int) -> FloatArray:
         """Pass messages at the best prices.
 
@@ -102,7 +116,9 @@ class Dual:
         self._trial = self.prices.copy()
         paid = float(self.prices @ self.arrays.slack)
         bounds = np.full(len(self.arrays.unary), -np.inf)
-        for _ in range(sweeps):
+        for sweep_number in range(sweeps):
+            if sweep_number and self._out_of_time():
+                break
             first, second = self._sweep()
             # What a belief adds holds over the bound of the forward pass just before.
             np.maximum(bounds, first - paid + self._beliefs, out=bounds)

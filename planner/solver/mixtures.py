@@ -136,7 +136,7 @@ def _prices(problem: Problem, upper: float, deadline: float) -> FloatArray:
         return prices
     if not network.alive() or not len(network.slack):
         return prices
-    dual = Dual(to_arrays(network))
+    dual = Dual(to_arrays(network), deadline=deadline)
     for _ in range(_ROUNDS):
         before = dual.bound
         dual.ascend(_ITERATIONS, upper - network.constant)

@@ -32,7 +32,7 @@ _HOPELESS_GAP = 0.2
 
 
 def costs_alone(problem: Problem, cutoff: float) -> float:
-    """A bound at no price on memory, where it reaches the cutoff; otherwise -inf.
+    """A bound at no price on memory; once it reaches the cutoff it is not improved.
 
     Of a mesh that is too slow however much memory there is, this is all that has to be known.
 
@@ -40,11 +40,11 @@ def costs_alone(problem: Problem, cutoff: float) -> float:
       NoFeasibleChoiceError: what is forbidden excludes every choice.
     """
     network = Network(replace(problem, memory=(), memory_limit=None))
-    if not LEAST_ENTRIES <= network.entries() <= _MOST_ENTRIES:
+    if network.entries() > _MOST_ENTRIES:
         return -math.inf
     forbid_unsupported(network, network.alive())
     dual = Dual(to_arrays(network, share=True), enough=cutoff - network.constant)
-    return dual.bound + network.constant
+    return dual.begun + network.constant
 
 
 def screen(
@@ -71,7 +71,7 @@ def screen(
         return -math.inf
     arrays = to_arrays(network)
     enough = cutoff - network.constant
-    dual = Dual(arrays, enough=enough)
+    dual = Dual(arrays, enough=enough, deadline=deadline)
     bound = -math.inf
     for attempt in range(_ATTEMPTS):
         dual.ascend(_ITERATIONS, incumbent.cost - network.constant)

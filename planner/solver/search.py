@@ -99,7 +99,7 @@ class Search:
         iterations = int(np.clip(_DUAL_WORK / entries, 20, 200))
         moves = int(np.clip(_FOREST_WORK / (entries + 100 * len(arrays.nodes)), 20, 400))
         prices = np.array([self._prices.get(t, 0.0) for t in self._network.times.tolist()])
-        dual = Dual(arrays, prices)
+        dual = Dual(arrays, prices, deadline=self._deadline)
         current = self._start(arrays)
         rounding: IntArray | None = None
         fixed_at = math.inf
@@ -154,7 +154,7 @@ class Search:
                 if slow and entries <= EXACT_ENTRIES:
                     self._finish(arrays, dual)
                 continue
-            if self._incumbent.found:
+            if self._incumbent.found and self._left() > 0:
                 fixed_at = gap
                 forbidden = fix_by_bound(self._network, dual, self._incumbent.cost - constant)
                 if forbidden > _WORTH_REDUCING * entries:

@@ -18,7 +18,7 @@ from shardwright.planner.solver.least_peak import find_least_peak
 from shardwright.planner.solver.network import IntArray, Network, NoFeasibleChoiceError
 from shardwright.planner.solver.problem import Problem, evaluate, validate
 from shardwright.planner.solver.reductions import forbid_unsupported, reduce, reduce_memory
-from shardwright.planner.solver.screening import LEAST_ENTRIES, costs_alone, screen
+from shardwright.planner.solver.screening import LEAST_ENTRIES, screen
 
 _PLAIN_EXACT_ENTRIES = 5_000
 _ELIMINATION_ENTRIES = 1e6
@@ -126,10 +126,6 @@ def _search_to(
     started = time.perf_counter()
     bound = -math.inf
     try:
-        if options.cutoff < math.inf:
-            bound = costs_alone(problem, options.cutoff)
-            if bound >= options.cutoff:
-                return bound
         network = Network(problem)
         forbid_unsupported(network, network.alive())
         reduce_memory(network)

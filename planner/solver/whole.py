@@ -78,7 +78,7 @@ def _rounds(
     forbid_unsupported(network, network.alive())
     reduce_memory(network)
     arrays = to_arrays(network, share=True)
-    dual = Dual(arrays, _nearby(prices, network.times))
+    dual = Dual(arrays, _nearby(prices, network.times), deadline=deadline)
     bound = -math.inf
     slow = 0
     while True:
