@@ -9,7 +9,8 @@ from pathlib import Path
 os.environ["JAX_PLATFORMS"] = "cpu"
 # Programs run once and are small: most of their time is LLVM's, which need not optimise them.
 os.environ["XLA_FLAGS"] = (
-    "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
+    "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0 "
+    "--xla_cpu_parallel_codegen_split_count=1"
 )
 # What runs keep on disk is neither read from the user's cache nor left there.
 _CACHE = tempfile.TemporaryDirectory(prefix="shardwright-tests-")

@@ -14,16 +14,23 @@ from typing import Any
 
 import pytest
 
+from shardwright.batch.sweep import Work
+from shardwright.models import model_names
 from shardwright.planner import workers
 from shardwright.planner.workers import Task
 
-_PLANNING = "shardwright.planner."
-"""Tasks of this package load no module of a user's, which may be another one in another test."""
 _KEPT = 2
 
 Environment = frozenset[tuple[str, str]]
 
 _idle: list[tuple[Environment, subprocess.Popen[bytes]]] = []
+
+
+def _loads_nothing(task: Task) -> bool:
+    """The task loads no module of a user's, which may be another one in another test."""
+    if isinstance(task.payload, Work):
+        return task.payload.point.target in model_names()
+    return task.function.startswith("shardwright.planner.")
 
 
 def _environment() -> Environment:
@@ -57,7 +64,7 @@ class _KeptChild(workers._Child):
     def run(self, task: Task, report: Callable[[Any], None]) -> Any:
         before, self._may_be_kept = self._may_be_kept, False
         result = super().run(task, report)
-        self._may_be_kept = before and task.function.startswith(_PLANNING)
+        self._may_be_kept = before and _loads_nothing(task)
         return result
 
     def _running(self) -> subprocess.Popen[bytes] | None:

@@ -27,7 +27,7 @@ from shardwright.api.problems import ProblemDetails
 from shardwright.api.schemas import PlanResource
 from shardwright.api.settings import load_settings
 
-EXAMPLES = 15
+EXAMPLES = 8
 OPERATIONS = 20
 REQUESTS = settings(
     max_examples=EXAMPLES,

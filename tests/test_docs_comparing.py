@@ -131,7 +131,7 @@ def test_steps_differ_between_the_ratios_of_peak_and_bandwidth(
 
 
 def test_globs_and_goals_of_the_page_run(here, capsys):
-    made = compared(COMPARISONS[1])
+    made = compared([*COMPARISONS[1], "--layers=1"])
     assert {row.chips for row in made.rows} == {4, 8, 16}
     capsys.readouterr()
     made = compared(COMPARISONS[2])
@@ -142,7 +142,7 @@ def test_globs_and_goals_of_the_page_run(here, capsys):
 
 def test_the_sweep_of_the_page_runs(here):
     (command,) = [c for c in commands(COMPARING) if c[0] == "sweep"]
-    assert main([*command, "--time-limit=0.5", "--quiet"]) == 0
+    assert main([*command, "--layers=1", "--time-limit=0.5", "--quiet"]) == 0
     rows = Path("sweep.csv").read_text().splitlines()
     assert len(rows) == 1 + 2 * 2
 
@@ -176,13 +176,21 @@ def test_files_of_the_page_hold_the_step_with_the_names_of_its_state(here):
         assert len(program.aliases) == 4 and len(program.inputs) == 5
 
 
+def made_small(line):
+    """The same command about a layer of the largest model, on fewer chips."""
+    if "llama3-8b" not in line:
+        return line
+    fewer = ["v5e:4x4" if word == "v5e:16x16" else word for word in line]
+    return [*fewer, "--layers=1", "--batch=2"]
+
+
 def test_every_command_about_plans_runs(here, capsys):
     # Those that need the TPU compiler, or a package of the reader's own, cannot run here.
     lines = [line for line in commands(USING) if not {"--refine", "--variants"} & set(line)]
     assert {line[0] for line in lines} == {"plan", "diff", "explain", "export", "trace"}
     for line in lines:
         quick = ["--time-limit=1"] if line[0] in ("plan", "explain") else []
-        assert main([*line, *quick]) == 0, line
+        assert main([*made_small(line), *quick]) == 0, line
     out, _ = capsys.readouterr()
     assert "LOGICAL_AXIS_RULES" in out
     assert "logical_axis_rules:" in out
