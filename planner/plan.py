@@ -421,7 +421,19 @@ class _PlannedFunction:
             self._plan._check_arguments(args)
         leaves = jax.tree.leaves(args)
         tree: Any = jax.tree.structure(args)
-        return self._compiled(*tree.unflatten(jax.device_put(leaves, self._shardings)))
+        placed = tree.unflatten(jax.device_put(leaves, self._shardings))
+        try:
+            return self._compiled(*placed)
+        except ValueError as error:
+            if "input layouts that disagree" not in str(error):
+                raise
+            told = next((line for line in str(error).splitlines() if "Argument" in line), "")
+            raise InputError(
+                f"JAX does not take the layout of an array: {told.strip(' :')}",
+                where="arguments",
+                do="Pass arrays of the default layout. On CPU compiled programs take none of less "
+                "than a byte an element: pass int8 and cast it inside",
+            ) from error
 
 
 def abstract(leaf: Any) -> jax.ShapeDtypeStruct:

@@ -113,6 +113,9 @@ def user_errors(fn: Callable[..., Any]) -> Iterator[None]:
                 "Leave out callbacks that return something, and ordered prints; jax.debug.print "
                 "without ordered=True may stay"
             )
+        if "not found for platform" in reason:
+            what = "the function has an operation that the platform has not"
+            do = "Replace it, or compute what it makes before the step and pass that"
         raise InputError(
             f"{what}: {type(error).__name__}: {reason[:400]}", where=function_name(fn), do=do
         ) from error

@@ -147,6 +147,18 @@ def haiku() -> Case:
     return step, (parameters, optimizer.init(parameters), x), (0, 1)
 
 
+def adafactor() -> Case:
+    optimizer = optax.MultiSteps(optax.adafactor(1e-2, min_dim_size_to_factor=8), 4)
+    parameters = {"w": normal(16, 32), "b": normal(32)}
+
+    def step(parameters: Any, state: Any, x: jax.Array) -> Any:
+        gradients = jax.grad(lambda p: jnp.square(x @ p["w"] + p["b"]).mean())(parameters)
+        updates, state = optimizer.update(gradients, state, parameters)
+        return optax.apply_updates(parameters, updates), state
+
+    return step, (parameters, optimizer.init(parameters), normal(16, 16)), (0, 1)
+
+
 def of(fn: Callable[..., Any], *args: Any) -> Callable[[], Case]:
     return lambda: (fn, args, ())
 
@@ -331,6 +343,53 @@ PROGRAMS: dict[str, Callable[[], Case]] = {
         lambda d, x: x * jax.random.normal(jax.random.wrap_key_data(d, impl="rbg"), x.shape) * 0,
         jnp.zeros((4,), jnp.uint32), normal(16, 32),
     ),
+    "dropout of a key that is an argument": of(
+        lambda k, x: jnp.where(jax.random.bernoulli(k, 0.5, x.shape), x @ x.T @ x, 0),
+        jax.random.key(0), normal(16, 32),
+    ),
+    "keys of every row": of(
+        jax.vmap(lambda k, row: row + jax.random.gumbel(jax.random.fold_in(k, 3), row.shape)),
+        jax.random.split(jax.random.key(0), 16), normal(16, 32),
+    ),
+    "map in batches": of(
+        lambda x: lax.map(lambda row: jnp.sin(row).sum(), x, batch_size=4), normal(16, 32)
+    ),
+    "sort by two of three": of(
+        lambda a, b, c: lax.sort((a, b, c), num_keys=2, dimension=0),
+        jnp.round(normal(16, 8)), normal(16, 8), normal(16, 8),
+    ),
+    "eigenvalues and their gradient": of(
+        jax.value_and_grad(lambda x: jnp.linalg.eigh(positive(x))[0].max()), normal(8, 8, 8)
+    ),
+    "grouped, strided, dilated convolution's gradient": of(
+        jax.grad(lambda k, x: jnp.square(
+            lax.conv_general_dilated(
+                x, k, (2, 2), "SAME", rhs_dilation=(2, 2), feature_group_count=4,
+                dimension_numbers=("NHWC", "HWIO", "NHWC"),
+            )
+        ).sum()),
+        normal(3, 3, 2, 16), normal(8, 16, 16, 8),
+    ),
+    "dilated windows": of(
+        lambda x: lax.reduce_window(
+            x, 0.0, lax.add, (1, 3), (1, 1), ((0, 0), (1, 1)), (1, 2), (1, 2)
+        ),
+        normal(8, 16),
+    ),
+    "reduction of pairs by a function": of(
+        lambda x: lax.reduce(
+            (x, x * 2), (jnp.float32(0), jnp.float32(1)),
+            lambda a, b: (a[0] + b[0], jnp.maximum(a[1], b[1])), (1,),
+        ),
+        normal(16, 8),
+    ),
+    "conjugate gradients": of(
+        lambda x: jax.scipy.sparse.linalg.cg(
+            lambda v: (x.T @ x + 9 * jnp.eye(8)) @ v, jnp.ones(8)
+        )[0],
+        normal(16, 8),
+    ),
+    "Adafactor every fourth step": adafactor,
     "uneven vocabulary": of(
         jax.grad(lambda w, t, x: jnp.square(w[t] @ w.T - x).mean()), normal(1257, 12),
         jnp.arange(24), normal(24, 1257),
@@ -338,13 +397,13 @@ PROGRAMS: dict[str, Callable[[], Case]] = {
 }  # fmt: skip
 
 
-def _pins(planned: sw.Plan) -> dict[str, P]:
+def _pins(planned: sw.Plan, args: tuple[Any, ...]) -> dict[str, P]:
     """Each axis on the first dimension that it divides, of every argument."""
     pins = {}
-    for tensor in planned.data.program.inputs:
-        spec: list[str | None] = [None] * len(tensor.shape)
+    for tensor, leaf in zip(planned.data.program.inputs, jax.tree.leaves(args), strict=True):
+        spec: list[str | None] = [None] * jnp.ndim(leaf)
         for axis, parts in MESH.items():
-            for dim, size in enumerate(tensor.shape):
+            for dim, size in enumerate(jnp.shape(leaf)):
                 if spec[dim] is None and size and size % parts == 0:
                     spec[dim] = axis
                     break
@@ -358,7 +417,7 @@ def test_a_program_as_it_comes_runs_cut_with_the_numbers_of_one_device(name: str
     expected = jax.jit(fn)(*args)
     free = sw.plan(fn, *args, topology="v5e:2x4", mesh=MESH, donate_argnums=donate)
     cut = sw.plan(
-        fn, *args, topology="v5e:2x4", mesh=MESH, donate_argnums=donate, pinned=_pins(free)
+        fn, *args, topology="v5e:2x4", mesh=MESH, donate_argnums=donate, pinned=_pins(free, args)
     )
     assert any(any(tensor.spec) for tensor in cut.data.program.inputs)
     found = cut.jit(fn)(*jax.tree.map(jnp.copy, args))
@@ -372,3 +431,15 @@ def test_an_operation_that_cannot_be_cut_is_named_in_the_plan() -> None:
     fn, args, _ = PROGRAMS["ragged dot"]()
     plan = sw.plan(fn, *args, topology="v5e:2x4", mesh=MESH)
     assert any("ragged_dot" in op for op in plan.data.replicated_ops)
+
+
+def test_what_a_compiled_program_cannot_take_or_tpus_have_not_is_told() -> None:
+    def times(x: jax.Array, w: jax.Array) -> jax.Array:
+        return x @ w.astype(jnp.float32)
+
+    x, w = normal(16, 32), jnp.ones((32, 8), jnp.int4)
+    plan = sw.plan(times, x, w, topology="v5e:2x4", mesh=MESH)
+    with pytest.raises(sw.InputError, match=r"int4\[32,8\].* pass int8 and cast it inside"):
+        plan.jit(times)(x, w)
+    with pytest.raises(sw.InputError, match=r"has an operation that the platform has not.*'eig'"):
+        sw.plan(jnp.linalg.eigvals, x[:, :16], topology="v5e:2x4")
