@@ -22,6 +22,7 @@ from shardwright.planner.given import CONSTRAINT
 from shardwright.planner.graph import Op, OpGraph
 from shardwright.planner.nodes import BARRIER, GROUP, NodeGraph, is_trivial
 from shardwright.planner.offload import host_values
+from shardwright.planner.small_products import is_outer, is_row_sum
 from shardwright.planner.softmaxes import written_exponentials
 
 _UPDATE_SLICE = "stablehlo.dynamic_update_slice"
@@ -370,13 +371,18 @@ class _Planner:
         if op.name in VIEWS and not kept:
             self._runs_in[op.id] = own
             return
-        if is_comparison(self._graph, op) and not kept:
+        if (is_comparison(self._graph, op) or is_outer(op)) and not kept:
             self._transparent[results[0]] = ()
             self._runs_in[op.id] = runs_in
             return
         if op.id in self._exponentials and len(runs_in) > 1:
             self._write(results)
-        elif one is not None and self._may_follow(one, op) and followed and not kept:
+        elif (
+            one is not None
+            and self._may_follow(one, op)
+            and not kept
+            and (followed or (is_row_sum(one) and one.loop == op.loop))
+        ):
             self._transparent[results[0]] = ()
             self._followed_by[op.id] = one.id
             self._roots.add(one.id)
@@ -418,7 +424,8 @@ class _Planner:
         if producer < 0 or self._readers.get(op.operands[0], ()) != [op.id]:
             return False
         made = self._graph.ops[producer]
-        return made.loop == op.loop and (made.name in _MATRIX or self._fusible(made))
+        wide = made.name in _MATRIX or self._fusible(made)
+        return made.loop == op.loop and wide and not is_outer(made)
 
     def _gathers(self, reader: int, values: Sequence[int]) -> bool:
         """Whether an operation gathers from one of some values."""
@@ -463,7 +470,7 @@ class _Planner:
         if op.name == _BROADCAST:
             made, read = (self._graph.values[v].shape for v in (op.results[0], op.operands[0]))
             return _elements(read) * 8 <= _elements(made)
-        return is_comparison(self._graph, op)
+        return is_comparison(self._graph, op) or is_outer(op)
 
     def _fusion(self, ops: list[int]) -> Fusion:
         inside = set(ops)

@@ -23,6 +23,7 @@ from shardwright.planner.kernel_costs import MXU, evaluate_cost
 from shardwright.planner.kernel_ops import KernelInfo, PallasCost, local_sizes
 from shardwright.planner.offload import TRANSFER
 from shardwright.planner.rules import Rule
+from shardwright.planner.small_products import is_row_sum
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -245,6 +246,7 @@ def _cast_seconds(
 
     Source: `estimated_cycles` of libtpu 0.0.42.1 on v5e for products with operands of f32 in HBM,
       and the blocks of their `window_config`: 1024 rows and more of results share one reading.
+      An operand of 16 MiB on v6e, an eighth of VMEM, is read once; one of 32 MiB on v5e is not.
     """
     results = _elements(local(product.id, result_position(0)))
     sides = [local(product.id, side) for side in (0, 1)]
@@ -252,7 +254,9 @@ def _cast_seconds(
     again = np.ceil(_elements(sides[1 - position]) / contracted / RESULT_ROWS_A_BLOCK)
     cast = graph.ops[graph.values[product.operands[position]].producer]
     wide = graph.values[cast.operands[0]].dtype
-    seconds: FloatArray = again * compute.hbm_seconds(local_bytes(sides[position], wide), chip)
+    nbytes = local_bytes(sides[position], wide)
+    again = np.where(compute.beyond_vmem(2 * nbytes, chip) > 0, again, 1.0)
+    seconds: FloatArray = again * compute.hbm_seconds(nbytes, chip)
     return seconds
 
 
@@ -313,6 +317,8 @@ def _op_seconds(
         heaviest = max(op.operands or op.results, key=lambda v: graph.values[v].nbytes)
         dtype = graph.values[heaviest].dtype
         return _own_matrix_seconds(op, local, dtype, chip), zero
+    if is_row_sum(op) and dtype == "f32":
+        return zero, compute.vector_seconds(_elements(local(op.id, 0)), dtype, chip, 2.0)
     if op.name == "stablehlo.dot_general" and op.rule is not None:
         return _dot_seconds(op, op.rule, local, dtype, chip), zero
     if op.name == "stablehlo.convolution" and op.rule is not None:

@@ -24,6 +24,7 @@ from shardwright.planner.partitioning import partition
 from shardwright.planner.prepared import Prepared, prepare
 from shardwright.planner.product_order import in_order
 from shardwright.planner.program import Program
+from shardwright.planner.small_products import is_outer, is_row_sum
 from shardwright.planner.step_buffers import step_buffers, without_vmem
 
 MESH = {"x": 4, "y": 2}
@@ -327,3 +328,21 @@ def test_what_lies_in_cmem_takes_no_memory_and_is_read_from_none() -> None:
     times = np.arange(4)
     assert without_vmem([small, large], 2.0**27, times, cmem=True) == [small]
     assert without_vmem([small, large], 2.0**27, times) == [large]
+
+
+# -- products without the matrix units -------------------------------------------------------------
+
+
+def test_one_hot_products_of_a_mixture_are_elementwise() -> None:
+    """Compiled on v5p and v6e, neither the combine weights nor their gradients are in memory."""
+
+    def loss(gates: jax.Array, slot: jax.Array, made: jax.Array) -> jax.Array:
+        combine = jnp.einsum("gse,gsc->gsec", gates, slot).astype(jnp.bfloat16)
+        return jnp.einsum("gsec,gecd->gsd", combine, made).astype(jnp.float32).sum()
+
+    step = jax.value_and_grad(loss, argnums=(0, 2))
+    made = prepared(step, f32(4, 64, 16), f32(4, 64, 32), bf16(4, 16, 32, 128))
+    products = {op.id: op for op in made.graph.ops if op.name == "stablehlo.dot_general"}
+    assert [is_outer(op) for op in products.values()].count(True) == 1
+    assert [is_row_sum(op) for op in products.values()].count(True) == 1
+    assert not {text for text in written(made) if text.endswith("[4, 64, 16, 32]")}
