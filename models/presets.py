@@ -13,6 +13,8 @@ Sources:
     tokens a sequence, which `sequence=8192` gives. The default is 2048, since attention here writes
     its scores to memory unless `attention="flash"`: for one sequence of 8192 and 32 heads in
     float32, 8.6 GB.
+  lamda: Thoppilan et al., LaMDA (2022), section 4 (64 layers, relative positions of T5, gated GELU,
+    256K tokens a step). Sequences of 1024 and the vocabulary of 32,000 are ours.
   bert: Devlin et al., BERT (2018), section 3 (its layers normalise after, ours before), with the
     batch and optimizer of You et al., Large Batch Optimization for Deep Learning (2019), table 1.
   t5: Raffel et al., Exploring the Limits of Transfer Learning (2020), sections 3.1 and 3.7 (sizes,
@@ -38,6 +40,8 @@ Sources:
   gshard: Lepikhin et al., GShard (2020), section 4.2 and table 1: 36 layers of which every other
     one is a mixture. They are encoder and decoder layers there, and a decoder only here.
   switch: Fedus et al., Switch Transformers (2021), table 9 (Switch-Base); as for gshard.
+  glam: Du et al., GLaM (2021), section 4 and table 4 (64B/64E), with sequences of 1024 and a
+    million tokens a step. Its dense layers are gated; here no block is, as its experts are not.
   mixtral: Jiang et al., Mixtral of Experts (2024), table 1. Capacities are ours: it drops nothing.
   deepseek-moe: Dai et al., DeepSeekMoE (2024), section 5.1.2. Its first layer is dense, and here a
     mixture as the others; its gates are not made to sum to one.
@@ -77,6 +81,16 @@ DECODERS: dict[str, dict[str, Any]] = {
     "gpt3-175b": _GPT
     | _sizes(96, 12288, 96, 49152)
     | {"sequence": 2048, "max_positions": 2048, "batch": 1536},
+    "lamda-137b": _sizes(64, 8192, 128, 65536)
+    | {
+        "head_dim": 128,
+        "mlp": "geglu",
+        "positions": "relative",
+        "tied_embedding": True,
+        "vocab": 32000,
+        "sequence": 1024,
+        "batch": 256,
+    },
     "llama2-7b": _LLAMA2 | _sizes(32, 4096, 32, 11008),
     "llama2-70b": _LLAMA2 | _sizes(80, 8192, 64, 28672) | {"kv_heads": 8},
     "llama3-8b": _LLAMA3 | _sizes(32, 4096, 32, 14336),
@@ -124,6 +138,19 @@ MIXTURES: dict[str, dict[str, Any]] = {
         "batch": 2048,
         "experts": 128,
         "experts_per_token": 1,
+        "layers_per_block": 2,
+    },
+    "glam-64b-64e": _sizes(64, 8192, 128, 32768)
+    | {
+        "head_dim": 128,
+        "mlp": "gelu",
+        "positions": "relative",
+        "tied_embedding": True,
+        "vocab": 256000,
+        "sequence": 1024,
+        "batch": 1024,
+        "experts": 64,
+        "experts_per_token": 2,
         "layers_per_block": 2,
     },
     "mixtral-8x7b": _sizes(32, 4096, 32, 14336)

@@ -99,6 +99,8 @@ def test_balance_is_one_where_all_experts_get_the_same_and_more_where_not() -> N
         ("gshard-600b", 600, 0.05),
         # Switch Transformers, table 9.
         ("switch-base", 7.4, 0.01),
+        # GLaM, table 4: 1.2T; NVIDIA/JAX-Toolbox counts 1.14T.
+        ("glam-64b-64e", 1140, 0.02),
         # Mixtral of Experts, section 1: 47B.
         ("mixtral-8x7b", 46.7, 0.001),
         # DeepSeekMoE, section 5.1.2: 16.4B, whose first layer is dense.

@@ -48,6 +48,11 @@ def test_gpt3_has_the_parameters_of_table_d1(name):
     assert build(name).parameter_count / 1e6 == pytest.approx(GPT3_MILLIONS[name], rel=5e-4)
 
 
+def test_lamda_has_137_billion_parameters():
+    """Thoppilan et al., LaMDA (2022), section 4."""
+    assert build("lamda-137b").parameter_count / 1e9 == pytest.approx(137, rel=0.01)
+
+
 @pytest.mark.parametrize(("name", "options", "tflops", "seconds", "devices"), LOGGED_RUNS)
 def test_model_flops_agree_with_logged_runs(name, options, tflops, seconds, devices):
     logged = tflops * 1e12 * seconds * devices
