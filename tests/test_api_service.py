@@ -138,7 +138,7 @@ def test_server_answers_while_many_wait_for_events(service: Service) -> None:
             started = time.monotonic()
             answer = await client.get(f"{service.url}/v1/plans")
             assert answer.status_code == 200
-            assert time.monotonic() - started < 2
+            assert time.monotonic() - started < 10
             await client.delete(f"{service.url}{made['links']['self']}")
             return [events_of(answer.text)[-1] for answer in await asyncio.gather(*streams)]
 
@@ -166,7 +166,7 @@ def test_stopping_gives_running_plans_back_and_the_next_start_makes_them(
     started = time.monotonic()
     service.stop()
     assert service.process.returncode in (0, -signal.SIGTERM)  # type: ignore[union-attr]
-    assert time.monotonic() - started < 15
+    assert time.monotonic() - started < 40
     stream.join(10)
     assert "event: done" not in texts[0]
     assert not [child for child in family if child.is_running() and child.status() != "zombie"]

@@ -163,8 +163,10 @@ def test_what_would_fail_again_is_tried_once(
 
 
 def test_a_cancelled_job_is_ended_in_the_engine(
-    store: Store, start: Callable[..., Dispatcher]
+    store: Store, start: Callable[..., Dispatcher], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # It is told, and does not come upon it by itself.
+    monkeypatch.setattr("shardwright.api.jobs.dispatcher._LOOK_SECONDS", 600.0)
     engine = ScriptedEngine(lambda task: [])
     job = submit(store)
     dispatcher = start(engine)
@@ -174,7 +176,7 @@ def test_a_cancelled_job_is_ended_in_the_engine(
     (token,) = engine.tasks
     store.jobs.cancel("ann", job.id)
     dispatcher.wake()
-    deadline = time.monotonic() + 0.5
+    deadline = time.monotonic() + 20.0
     while engine.cancelled != [token]:
         assert time.monotonic() < deadline
         time.sleep(0.01)
