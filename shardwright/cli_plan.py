@@ -136,12 +136,16 @@ def _facts(facts: Sequence[tuple[str, Text]]) -> RenderableType:
     return Padding(grid, (1, 0, 0, _INDENT), expand=False)
 
 
+def _filled(part: float) -> int:
+    """Columns of a bar; an edited plan may say that a part is less than nothing."""
+    return round(_BAR_WIDTH * min(1.0, max(0.0, part)))
+
+
 def _step_facts(
     estimate: EstimateModel, tokens_per_step: float | None, unit: str
 ) -> list[tuple[str, Text]]:
     step, exposed = estimate.step_time_s, estimate.exposed_collective_time_s
-    part = min(1.0, estimate.compute_time_s / step) if step else 1.0
-    compute = round(_BAR_WIDTH * part)
+    compute = _filled(estimate.compute_time_s / step) if step else _BAR_WIDTH
     bar = Text.assemble(
         quantity(step, "s").ljust(_VALUE_WIDTH),
         ("█" * compute, "cyan"),
@@ -168,7 +172,7 @@ def _step_facts(
 def _memory(estimate: EstimateModel, fraction: float) -> Text:
     peak, capacity = estimate.peak_memory_bytes, estimate.memory_capacity_bytes
     part = peak / capacity
-    filled = round(_BAR_WIDTH * min(1.0, part))
+    filled = _filled(part)
     over = "" if part <= fraction else ", does not fit"
     return Text.assemble(
         quantity(peak, "B").ljust(_VALUE_WIDTH),
