@@ -35,8 +35,8 @@ MODELS: dict[str, tuple[str, dict[str, Any], str, P]] = {
         "llama3-8b", DECODER, "[0]['params']['layers']['w_up']", P(None, "data", "model"),
     ),
     "unrolled decoder": (
-        "llama3-8b", DECODER | {"scan_layers": False}, "[0]['params']['layers'][1]['w_up']",
-        P("data", "model"),
+        "llama3-8b", DECODER | {"scan_layers": False, "layers": 2},
+        "[0]['params']['layers'][1]['w_up']", P("data", "model"),
     ),
     "mlp": (
         "mlp",
