@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 
 from shardwright.hardware_profiles.chip import ChipProfile
 from shardwright.planner.fusion import Fusion
+from shardwright.planner.holds import Held
 from shardwright.planner.nodes import NodeGraph
 from shardwright.planner.op_costs import kernel_seconds, local_bytes
 from shardwright.planner.rules import DimFactors
-from shardwright.planner.skeleton import Held, Skeleton
+from shardwright.planner.skeleton import Skeleton
 from shardwright.planner.strategies import IntArray, factor_parts
 
 FloatArray = NDArray[np.float64]

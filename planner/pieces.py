@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from shardwright.planner.collectives import DimAxes
 from shardwright.planner.constraints import Demand, ValueConstraint
 from shardwright.planner.graph import Op, OpGraph
-from shardwright.planner.skeleton import prefetchable_values
+from shardwright.planner.holds import prefetchable_values
 
 Reading = tuple[int, int]
 """An operation and which of its operands; (-1, k) is the k-th result of main."""

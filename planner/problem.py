@@ -20,11 +20,9 @@ from shardwright.cost_models.memory import Buffer, PeakMemory, peak_memory
 from shardwright.hardware_profiles.mesh import AxisRef, LogicalMesh
 from shardwright.planner.collectives import DimAxes
 from shardwright.planner.feeding import Feeding
+from shardwright.planner.holds import Copy
 from shardwright.planner.nodes import NodeGraph
 from shardwright.planner.rules import DimFactors
-from shardwright.planner.skeleton import (
-    Copy,
-)
 from shardwright.planner.solver import Edge, MemoryTerm, Problem
 from shardwright.planner.strategies import (
     Allowed,

@@ -6,31 +6,27 @@ ninety equal layers has no more of them than one of three.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
-from typing import TypeVar
 
 from shardwright.planner.fusion import Fusion, FusionPlan
-from shardwright.planner.graph import Op, OpGraph
+from shardwright.planner.graph import Op
+from shardwright.planner.holds import (
+    Copy,
+    Held,
+    Hold,
+    Numbers,
+    copy_port,
+    distinct_uses,
+    find_holds,
+    prefetchable_values,
+)
 from shardwright.planner.liveness import Lifetime
-from shardwright.planner.mlir import PREFETCHABLE
 from shardwright.planner.narrowing import Narrowing
-from shardwright.planner.nodes import GROUP, OPERATION, NodeGraph, Port, Use, is_trivial
+from shardwright.planner.nodes import OPERATION, NodeGraph, Port, Use, is_trivial
 from shardwright.planner.operand_casts import CastRun, find_casts
 from shardwright.planner.partial_sums import sums_of_products
 from shardwright.planner.rules import DimFactors
-
-_K = TypeVar("_K", bound=Hashable)
-
-
-@dataclass(frozen=True)
-class Copy:
-    """A value resharded once for several readers; its node comes after the program's nodes."""
-
-    node: int
-    value: int
-    uses: tuple[Use, ...]
 
 
 @dataclass(frozen=True)
@@ -80,35 +76,11 @@ class Reshard:
 
 
 @dataclass(frozen=True)
-class Held:
-    """The local bytes of a tensor, as far as no mesh changes them.
-
-    Attributes:
-      above_least: count only what is above the least that any strategy holds.
-    """
-
-    shape: tuple[int, ...]
-    dtype: str
-    dims: DimFactors
-    above_least: bool
-
-
-@dataclass(frozen=True)
 class Link:
     """A reshard from node `a` to node `b`; `what` numbers the skeleton's reshards."""
 
     a: int
     b: int
-    what: int
-
-
-@dataclass(frozen=True)
-class Hold:
-    """Memory of a node in the program points [start, end); `what` numbers the skeleton's `held`."""
-
-    node: int
-    start: int
-    end: int
     what: int
 
 
@@ -168,7 +140,7 @@ def node_kinds(nodes: NodeGraph) -> tuple[list[Kind], list[int]]:
         for dim in port.dims:
             if len(dim) > 1:
                 split.setdefault(port.node, set()).add(dim)
-    numbers: _Numbers[object] = _Numbers()
+    numbers: Numbers[object] = Numbers()
     kinds: list[Kind] = []
     kind_of = []
     signatures = _OpSignatures(nodes)
@@ -187,28 +159,6 @@ def node_kinds(nodes: NodeGraph) -> tuple[list[Kind], list[int]]:
     return kinds, kind_of
 
 
-def prefetchable_values(graph: OpGraph) -> frozenset[int]:
-    """Values that depend on arguments and loop invariants alone through views and casts.
-
-    Gathering them can start long before they are needed.
-    """
-    found = set(graph.arguments)
-    for loop in graph.loops:
-        # Loops come in program order, so an outer loop's values are known before an inner one's.
-        found.update(c.argument for c in loop.carries if c.invariant)
-    for op in graph.ops:
-        if op.name in PREFETCHABLE and op.operands and op.operands[0] in found:
-            found.update(op.results)
-    return frozenset(found)
-
-
-class _Numbers(dict[_K, int]):
-    """Numbers different things in the order in which they come."""
-
-    def __call__(self, key: _K) -> int:
-        return self.setdefault(key, len(self))
-
-
 class _OpSignatures:
     """A number for each operation; those with equal numbers cost the same in equal nodes."""
 
@@ -216,7 +166,7 @@ class _OpSignatures:
         self._nodes = nodes
         self._graph = nodes.graph
         self._free = [value.free for value in self._graph.values]
-        self._numbers: _Numbers[tuple[object, ...]] = _Numbers()
+        self._numbers: Numbers[tuple[object, ...]] = Numbers()
         self._known: dict[int, int] = {}
 
     def __call__(self, op_id: int) -> int:
@@ -242,14 +192,12 @@ class _Builder:
         self._fusions = fusions
         self._kinds, self._kind_of = node_kinds(nodes)
         self._copies: list[Copy] = []
-        self._copy_kinds: _Numbers[Kind] = _Numbers()
+        self._copy_kinds: Numbers[Kind] = Numbers()
         self._links: list[Link] = []
-        self._reshards: _Numbers[Reshard] = _Numbers()
-        self._held: _Numbers[Held] = _Numbers()
+        self._reshards: Numbers[Reshard] = Numbers()
         self._loop_of = [-1] * len(nodes.nodes)
         self._signature = _OpSignatures(nodes)
         self._prefetch = prefetchable_values(self._graph)
-        self._arguments = frozenset(self._graph.arguments)
         self._narrowing = Narrowing(self._graph)
         self._sums = sums_of_products(self._graph)
         self._carry_trips = {
@@ -271,7 +219,7 @@ class _Builder:
         exchanges, exchange_runs = self._find_exchanges()
         for value, producer in self._nodes.producers.items():
             self._connect(value, producer)
-        holds = self._find_holds(buffers)
+        held, holds = find_holds(self._nodes, self._copies, buffers, self._prefetch)
         return Skeleton(
             nodes=self._nodes,
             kinds=(*self._kinds, *self._copy_kinds),
@@ -286,14 +234,14 @@ class _Builder:
             exchange_runs=tuple(exchange_runs),
             reshards=tuple(self._reshards),
             links=tuple(self._links),
-            held=tuple(self._held),
-            holds=tuple(holds),
+            held=held,
+            holds=holds,
         )
 
     # -- compute -------------------------------------------------------------------------------
 
     def _find_kernels(self) -> tuple[list[Fusion], list[Run]]:
-        numbers: _Numbers[tuple[object, ...]] = _Numbers()
+        numbers: Numbers[tuple[object, ...]] = Numbers()
         kernels: list[Fusion] = []
         runs = []
         for fusion in self._fusions.fusions:
@@ -318,7 +266,7 @@ class _Builder:
         )
 
     def _find_exchanges(self) -> tuple[list[int], list[Run]]:
-        numbers: _Numbers[tuple[object, ...]] = _Numbers()
+        numbers: Numbers[tuple[object, ...]] = Numbers()
         examples: list[int] = []
         runs = []
         for node in self._nodes.nodes:
@@ -337,7 +285,7 @@ class _Builder:
     # -- communication -------------------------------------------------------------------------
 
     def _connect(self, value: int, producer: Port) -> None:
-        uses = self._distinct_uses(value)
+        uses = distinct_uses(self._nodes, value)
         if is_trivial(self._graph.values[value]) or not uses:
             self._finish_partial(value, producer)
             return
@@ -347,7 +295,7 @@ class _Builder:
             self._links_to(value, producer, uses)
             return
         copy = self._add_copy(value, tuple(uses))
-        port = Port(copy, value, tuple((d,) for d in range(len(self._graph.values[value].shape))))
+        port = copy_port(self._graph, copy, value)
         # A branch may read it less often, but it is made where the value is.
         self._link(value, producer, port, self._trips(value), (), self._loop_of_value(value))
         self._links_to(value, port, uses)
@@ -359,12 +307,6 @@ class _Builder:
             loop = self._graph.ops[use.time].loop if use.time < len(self._graph.ops) else -1
             self._link(value, source, use.port, use.trips, tuple(earlier), loop)
             earlier.append(use.port.dims)
-
-    def _distinct_uses(self, value: int) -> list[Use]:
-        found: dict[tuple[int, DimFactors], Use] = {}
-        for use in self._nodes.uses.get(value, ()):
-            found.setdefault((use.port.node, use.port.dims), use)
-        return list(found.values())
 
     def _add_copy(self, value: int, uses: tuple[Use, ...]) -> int:
         shape = self._graph.values[value].shape
@@ -422,81 +364,3 @@ class _Builder:
         if producer >= 0:
             return self._graph.ops[producer].loop
         return self._carry_loop.get(value, -1)
-
-    # -- memory --------------------------------------------------------------------------------
-
-    def _find_holds(self, buffers: Sequence[Lifetime]) -> list[Hold]:
-        holds = []
-        for buffer in buffers:
-            port = self._nodes.producers.get(buffer.value)
-            if port is not None:
-                what = self._hold(buffer.value, port.dims, above_least=False, dtype=buffer.dtype)
-                holds.append(Hold(port.node, buffer.start, buffer.end, what))
-        # Stacks that are cast before the loop are counted as what they are cast to.
-        cast = {buffer.value for buffer in buffers if buffer.dtype is not None}
-        carries = [carry for loop in self._graph.loops for carry in loop.carries]
-        cast_inits = {carry.init for carry in carries if carry.argument in cast}
-        shared = set()
-        for copy in self._copies:
-            shared.add(copy.value)
-            if copy.value in cast_inits:
-                continue
-            holds += self._copy_holds(copy)
-        for loop in self._graph.loops:
-            for carry in loop.carries:
-                port = self._nodes.producers.get(carry.argument)
-                if carry.invariant and port is not None and carry.init not in cast_inits:
-                    # It shares the buffer of its initial value unless it is gathered before.
-                    what = self._hold(carry.argument, port.dims, above_least=True)
-                    holds.append(Hold(port.node, loop.first_op - 1, loop.last_op, what))
-        for value, uses in self._nodes.uses.items():
-            if value in shared:
-                continue
-            for use in uses:
-                if self._nodes.nodes[use.port.node].kind == OPERATION:
-                    what = self._hold(value, use.port.dims, above_least=True)
-                    holds.append(Hold(use.port.node, use.time, use.time + 1, what))
-        return holds
-
-    def _copy_holds(self, copy: Copy) -> list[Hold]:
-        """Bytes beyond what the value takes anyway: only a gathered copy has its own buffer.
-
-        What runs ahead and costs no time to gather may be gathered again by an operation that reads
-        the copy: there it is held as the operation reads it, and as the copy in between.
-        """
-        dims = tuple((d,) for d in range(len(self._graph.values[copy.value].shape)))
-        what = self._hold(copy.value, dims, above_least=True)
-        uses = [u for u in copy.uses if not self._as_given(copy.value, u)] or list(copy.uses)
-        first, last = min(u.time for u in uses), max(u.time for u in uses)
-        if copy.value not in self._prefetch:
-            return [Hold(copy.node, first, last + 1, what)]
-        reads = [u for u in uses if self._nodes.nodes[u.port.node].kind == OPERATION]
-        edges = sorted({first, last + 1, *(t for u in reads for t in (u.time, u.time + 1))})
-        read_at = {u.time for u in reads}
-        return [
-            *(
-                Hold(copy.node, start, end, what)
-                for start, end in pairwise(edges)
-                if start not in read_at
-            ),
-            *(
-                Hold(
-                    u.port.node,
-                    u.time,
-                    u.time + 1,
-                    self._hold(copy.value, u.port.dims, above_least=True),
-                )
-                for u in reads
-            ),
-        ]
-
-    def _as_given(self, value: int, use: Use) -> bool:
-        """Whether elementwise work reads an argument: as it is sharded, not gathered."""
-        elementwise = self._nodes.nodes[use.port.node].kind == GROUP
-        return elementwise and value in self._arguments
-
-    def _hold(
-        self, value: int, dims: DimFactors, *, above_least: bool, dtype: str | None = None
-    ) -> int:
-        tensor = self._graph.values[value]
-        return self._held(Held(tensor.shape, dtype or tensor.dtype, dims, above_least))

@@ -7,9 +7,11 @@ import pytest
 import shardwright as sw
 from shardwright.hardware_profiles.mesh import meshes_for_shape
 from shardwright.hardware_profiles.slices import parse_slice
+from shardwright.models.registry import build
 from shardwright.planner import prepared
 from shardwright.planner.mesh_solution import Candidate, solve_mesh
 from shardwright.planner.prepared import Prepared, prepare
+from shardwright.planner.program import Program
 from shardwright.planner.repeats import alike_nodes
 from shardwright.planner.search import search_meshes
 
@@ -65,6 +67,21 @@ def test_alike_nodes_share_their_strategies(deep: Prepared) -> None:
     for node, c in enumerate(alike_nodes(deep.skeleton, {})):
         other = first.setdefault(c, node)
         assert problem.strategies[node] is problem.strategies[other]
+
+
+def test_gradients_of_many_layers_are_held_as_they_are_scattered() -> None:
+    """What the integer program counts against the exact evaluation, by an optimizer at the end."""
+    size = {"batch": 64, "sequence": 64, "d_model": 1024, "heads": 8, "d_ff": 4096, "vocab": 512}
+    built = build("gpt2-124m", layers=8, scan_layers=False, **size)
+    program = Program.trace(
+        built.train_step, *built.example_args, donate_argnums=built.donate_argnums
+    )
+    unrolled = prepare(program)
+    line = meshes_for_shape(parse_slice("v5e:4x4"), {"x": 16})[0]
+    solved = solve_mesh(unrolled, unrolled.problem(line), MEMORY, 60, seed=0, gap=1e-2)
+    assert isinstance(solved, Candidate)
+    counted = solved.problem.peak_memory(solved.solution.choices).bytes
+    assert counted == pytest.approx(solved.evaluation.peak.bytes, rel=0.1)
 
 
 def test_a_large_program_is_planned_within_one_percent(
