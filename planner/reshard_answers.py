@@ -25,7 +25,7 @@ Pattern = tuple[Dims, tuple[int, ...]]
 """Sizes of the dimensions that an axis shards, in order since Shardy goes through them in order;
 and for each axis which of them it shards before and after (-1: none)."""
 
-_OPERATION = re.compile(r"= (sdy\.\w+) (.*)%\w+ out_sharding=(.*) : ")
+_OPERATION = re.compile(r"= (sdy\.\w+) (.*)%(\w+) out_sharding=(.*) : ")
 _OUT_OF_REACH = 1e-9
 """Divisor of a step that would move a billion times the tensor."""
 
@@ -69,28 +69,33 @@ def ask_shardy(sizes: tuple[int, ...], patterns: list[Pattern]) -> list[Answer]:
 def _ask_shardy(sizes: tuple[int, ...], patterns: list[Pattern]) -> list[Answer]:
     names = axis_names(len(sizes))
     shape = dict(zip(names, sizes, strict=True))
-    text = [mesh_text(shape)]
     begins: list[DimAxes] = []
+    arguments, reshards = [], []
     for i, (dims, digits) in enumerate(patterns):
         before = _dim_axes(digits[0::2], names, len(dims))
         begins.append(before)
         tensor = f"tensor<{''.join(f'{size}x' for size in dims)}f32>"
         start = sharding_text(before)
         end = sharding_text(_dim_axes(digits[1::2], names, len(dims)))
-        text.append(
-            f"func.func private @f{i}(%a: {tensor} {{sdy.sharding = #sdy.sharding{start}}})"
-            f" -> ({tensor} {{sdy.sharding = #sdy.sharding{end}}}) {{\n"
-            f"  %0 = sdy.reshard %a {end} : {tensor}\n  return %0 : {tensor}\n}}"
-        )
+        arguments.append(f"%a{i}: {tensor} {{sdy.sharding = #sdy.sharding{start}}}")
+        reshards.append(f"  %r{i} = sdy.reshard %a{i} {end} : {tensor}")
+    text = (
+        f"{mesh_text(shape)}\nfunc.func @main({', '.join(arguments)}) {{\n"
+        + "\n".join(reshards)
+        + "\n  return\n}"
+    )
     with mlir.new_context():
-        module = mlir.parse_module("\n".join(text))
+        module = mlir.parse_module(text)
         mlir.run_passes(module, mlir.RESHARDS_TO_COLLECTIVES)
-        _, *functions = str(module).split("func.func private @f")
+        printed = str(module)
+    made: list[list[tuple[str, str, str]]] = [[] for _ in patterns]
+    at = -1
+    for name, axes, operand, out_sharding in _OPERATION.findall(printed):
+        # Each change is a chain that begins with its argument.
+        at = int(operand[3:]) if operand.startswith("arg") else at
+        made[at].append((name, axes, out_sharding))
     read = _AnswerReader(shape)
-    return [
-        read(_OPERATION.findall(function), before)
-        for function, before in zip(functions, begins, strict=True)
-    ]
+    return [read(steps, before) for steps, before in zip(made, begins, strict=True)]
 
 
 @dataclass(frozen=True)

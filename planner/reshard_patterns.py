@@ -194,9 +194,25 @@ class Changes:
             if not mask:
                 self._add(asked, np.full((len(asked), 1), -1), np.ones((len(asked), 1)))
             elif mask == (1 << axes) - 1:
-                self._ask_shardy(asked)
+                self._answer_of_all_axes(asked)
             else:
-                self._from_fewer_axes([a for a in range(axes) if mask >> a & 1], asked)
+                self._from_others([a for a in range(axes) if mask >> a & 1], asked)
+
+    def _answer_of_all_axes(self, patterns: IntArray) -> None:
+        """Finds answers to new patterns in which every axis has a part.
+
+        Where no dimension is sharded by two axes, they may be in any order in the mesh; then it is
+        asked for in one of them.
+        """
+        axes = sorted(range(len(self.sizes)), key=lambda a: self.sizes[a])
+        alone = np.zeros(len(patterns), dtype=bool)
+        if axes != list(range(len(axes))):
+            digits = patterns[:, 2 * len(axes) :].reshape(-1, len(axes), 2)
+            alone = ~_shared_dims(digits[:, :, 0]) & ~_shared_dims(digits[:, :, 1])
+        if alone.any():
+            self._from_others(axes, patterns[alone])
+        if not alone.all():
+            self._ask_shardy(patterns[~alone])
 
     def _ask_shardy(self, patterns: IntArray) -> None:
         axes = len(self.sizes)
@@ -209,22 +225,22 @@ class Changes:
         self._keep(patterns, rows, padded([answer.divisors for answer in answers], 1))
         self._unsaved = True
 
-    def _from_fewer_axes(self, axes: list[int], patterns: IntArray) -> None:
-        """Answers of a mesh that has only the axes with a part in a change."""
-        fewer = changes(tuple(self.sizes[a] for a in axes))
+    def _from_others(self, axes: list[int], patterns: IntArray) -> None:
+        """Answers of a mesh that has only the axes with a part in a change, in some order."""
+        others = changes(tuple(self.sizes[a] for a in axes))
         first = 2 * len(self.sizes)
         columns = [*range(2 * len(axes)), *(first + 2 * a + k for a in axes for k in (0, 1))]
-        numbers = fewer._number(patterns[:, columns])
+        numbers = others._number(patterns[:, columns])
         renamed = self._renamed.setdefault(tuple(axes), [])
         names = axis_names(len(self.sizes))
-        for step in fewer.steps[len(renamed) :]:
+        for step in others.steps[len(renamed) :]:
             refs = (
                 replace(ref, name=names[axes[ascii_lowercase.index(ref.name)]]) for ref in step.axes
             )
             renamed.append(self._step_id(replace(step, axes=tuple(refs))))
-        rows = np.array([*renamed, -1], dtype=np.int64)[fewer._rows[numbers]]
-        self._add(patterns, rows, fewer._divisors[numbers])
-        fewer._save()
+        rows = np.array([*renamed, -1], dtype=np.int64)[others._rows[numbers]]
+        self._add(patterns, rows, others._divisors[numbers])
+        others._save()
 
     def _step_id(self, step: Step) -> int:
         if step not in self._step_ids:
@@ -272,6 +288,15 @@ class Changes:
         stored = Stored(self.steps, patterns, self._rows[numbers], self._divisors[numbers])
         save_answers(self.sizes, stored)
         self._unsaved = False
+
+
+def _shared_dims(digits: IntArray) -> NDArray[np.bool_]:
+    """Whether two axes shard one dimension, by pattern; digits of shape (patterns, axes)."""
+    ordered = np.sort(digits, axis=1)
+    shared: NDArray[np.bool_] = ((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)).any(
+        axis=1
+    )
+    return shared
 
 
 def _stacked(above: IntArray, below: NDArray[Any], empty: int) -> IntArray:

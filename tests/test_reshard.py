@@ -13,7 +13,9 @@ from jaxlib.mlir import ir, passmanager
 from shardwright.cost_models.collectives import collective_seconds
 from shardwright.hardware_profiles.mesh import LogicalMesh, meshes_for_shape
 from shardwright.hardware_profiles.slices import parse_slice
+from shardwright.planner import reshard_answers
 from shardwright.planner.reshard import ReshardCosts
+from shardwright.planner.reshard_patterns import Changes
 from shardwright.planner.strategies import encode
 
 MESHES = {
@@ -164,6 +166,35 @@ def seconds(before: Sharding, after: Sharding, shape: tuple[int, ...] = (64, 64)
     start, end = np.array([code_of(before, AXES)]), np.array([code_of(after, AXES)])
     gathers, rest = ReshardCosts(MESH).seconds(shape, NBYTES, start, end)
     return gathers[0, 0], rest[0, 0]
+
+
+@pytest.mark.parametrize("sizes", [(8, 2, 4), (6, 4, 2), (3, 2)], ids=str)
+@pytest.mark.parametrize("size", [2**20, 12])
+def test_axes_that_share_no_dimension_change_alike_in_any_order(
+    sizes: tuple[int, ...], size: int
+) -> None:
+    """What is asked of a mesh with its axes in order of size is what Shardy says of this one."""
+    axes, ranks = len(sizes), range(1, 3)
+    for rank in ranks:
+        rows = []
+        for digits in product(range(-1, rank), repeat=2 * axes):
+            used = {d for d in digits if d >= 0}
+            alone = all(digits[k::2].count(d) <= 1 for k in (0, 1) for d in used)
+            moved = all(max(digits[2 * a : 2 * a + 2]) >= 0 for a in range(axes))
+            if alone and moved and len(used) == rank:
+                rows.append(digits)
+        if not rows:
+            continue
+        dims = (size,) * rank
+        asked = reshard_answers.ask_shardy(sizes, [(dims, digits) for digits in rows])
+        ours = Changes(sizes)
+        padded = [(*dims, *(0,) * (2 * axes - rank), *digits) for digits in rows]
+        numbers = ours._number(np.array(padded, dtype=np.int64))
+        for answer, number in zip(asked, numbers.tolist(), strict=True):
+            steps = tuple(ours.steps[i] for i in ours.step_rows()[number].tolist() if i >= 0)
+            assert [(s.kind, set(s.axes), s.divisor) for s in steps] == [
+                (s.kind, set(s.axes), s.divisor) for s in answer.steps
+            ]
 
 
 def test_keeping_a_sharding_costs_nothing() -> None:
