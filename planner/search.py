@@ -299,15 +299,14 @@ class _Search:
         """The step time that a mesh must beat; meshes come simplest first.
 
         Args:
-          by_program: what the integer program must beat, where it knows the best plan as faster
-            than the evaluation does: bounds are compared with what they bound.
+          by_program: what the integer program must beat: its own price of the best plan, since
+            bounds are its own too. Where it prices all plans high, they would rule out better ones.
         """
         steps = [estimate.step_s for estimate in self._estimates]
         best = self._best
         if best is not None:
-            steps.append(best.evaluation.step_s)
-            if by_program:
-                steps.append(best.problem.step_seconds(best.solution.choices))
+            program_s = best.problem.step_seconds(best.solution.choices)
+            steps.append(program_s if by_program else best.evaluation.step_s)
         return min(min(steps, default=math.inf) * (1 - _WORTH_A_MESH), self._cutoff)
 
     def _evaluate_estimates(self) -> None:

@@ -9,6 +9,7 @@ import pytest
 import shardwright as sw
 from shardwright.hardware_profiles.mesh import LogicalMesh, enumerate_meshes
 from shardwright.hardware_profiles.slices import parse_slice
+from shardwright.models import build
 from shardwright.planner.certificate import certificate
 from shardwright.planner.mesh_order import GoodMeshes, aligned_first, splits
 from shardwright.planner.mesh_solution import Candidate, RuledOut, solve_mesh
@@ -109,6 +110,24 @@ def test_no_mesh_that_was_ruled_out_has_a_better_plan(two_layers: Prepared) -> N
         assert solved.evaluation.step_s >= best * (1 - 0.004)
     assert [c.mesh for c in found.considered] == meshes
     assert any("ruled out" in progress.message for progress in told)
+
+
+def test_bounds_are_compared_with_what_the_integer_program_says_of_the_best_plan() -> None:
+    """It prices convolutions with halos 4 % above the partitioned program."""
+    model = build("unet-2d", image=512, batch=8, filters=((64, 64), (128, 128)))
+    prepared = prepare(sw.Program.trace(model.step, *model.example_args, donate_argnums=0))
+    meshes = [m for m in enumerate_meshes(parse_slice("v3:4x4"), 2) if len(m.axes) == 2]
+    solved = [
+        solve_mesh(prepared, prepared.problem(mesh), MEMORY, 20, seed=0, gap=1e-3)
+        for mesh in meshes[:4]
+    ]
+    steps = [s.evaluation.step_s for s in solved if isinstance(s, Candidate)]
+    assert min(steps) < 0.99 * steps[0]
+    found = search_meshes(
+        prepared, [meshes[0], meshes[steps.index(min(steps))]], MEMORY,
+        fixed_on=lambda mesh: {}, time_limit_s=60, seed=0, on_progress=lambda told: None,
+    )  # fmt: skip
+    assert found.best.evaluation.step_s == pytest.approx(min(steps), rel=0.002)
 
 
 def test_plans_on_other_meshes_are_kept_fastest_first(two_layers: Prepared) -> None:
