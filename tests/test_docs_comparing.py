@@ -181,8 +181,9 @@ def made_small(line):
     if "gpt2-124m" in line:
         return [*line, "--layers=2"]
     if "llama3-8b" in line:
-        fewer = ["v5e:2x2" if word == "v5e:16x16" else word for word in line]
-        return [*fewer, "--layers=1", "--batch=1"]
+        fewer = "v5e:2x2" if "--layout" in line else "v5e:1x1"
+        line = [fewer if word == "v5e:16x16" else word for word in line]
+        return [*line, "--layers=1", "--batch=1", "--set=vocab=1024"]
     return line
 
 
