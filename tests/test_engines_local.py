@@ -86,9 +86,7 @@ def wait_gone(*pids: int) -> None:
         time.sleep(0.02)
 
 
-def test_a_warm_worker_is_used_again(
-    engine: LocalEngine, make_task: Callable[..., Task]
-) -> None:
+def test_a_warm_worker_is_used_again(engine: LocalEngine, make_task: Callable[..., Task]) -> None:
     wait_free(engine)
     pids = engine.pids
     for number in range(3):
