@@ -81,7 +81,8 @@ class Cell:
 
     def convolutions(self) -> dict[str, tuple[Kernels, int, int, int, int]]:
         """Of each: its kernels, channels in, filters out, places a side going in, and stride."""
-        found = {"previous": (((1, 1),), self.channels[0], self.filters, self.sizes[0], 1)}
+        found: dict[str, tuple[Kernels, int, int, int, int]] = {}
+        found["previous"] = (((1, 1),), self.channels[0], self.filters, self.sizes[0], 1)
         if self.sizes[0] != self.sizes[1] or self.channels[1] != self.filters:
             shrink = ceil(self.sizes[1] / self.sizes[0])
             found["before"] = (((1, 1),), self.channels[1], self.filters, self.sizes[1], shrink)
@@ -182,7 +183,8 @@ def apply_stem(
 def apply_head(head: PyTree, x: jax.Array) -> jax.Array:
     """Logits of what the last cell makes."""
     x = jnp.mean(jax.nn.relu(x), axis=(1, 2), dtype=jnp.float32).astype(x.dtype)
-    return x @ head["w"].astype(x.dtype) + head["b"].astype(x.dtype)
+    logits: jax.Array = x @ head["w"].astype(x.dtype) + head["b"].astype(x.dtype)
+    return logits
 
 
 def apply_cell(
@@ -197,7 +199,8 @@ def apply_cell(
     Args:
       given: what the cell before it made and the one before that, [batch, height, width, channels].
     """
-    convolutions, new = cell.convolutions(), {}
+    convolutions = cell.convolutions()
+    new: dict[str, list[PyTree]] = {}
 
     def convolved(x: jax.Array, name: str) -> jax.Array:
         kernels, _, _, _, stride = convolutions[name]
