@@ -144,6 +144,9 @@ def explain(
         resolved, note = None, ""
         if rank < resolve:
             resolved, note = bench.resolved_price(target, other, time_limit_s)
+            if price is not None and price.fits and _slower(resolved, price):
+                # Keeping the rest is one of the choices of planning again.
+                resolved, note = price, ""
         alternatives.append(
             Alternative(spec=_spec(other), fixed=price, resolved=resolved, note=note)
         )
@@ -158,6 +161,10 @@ def explain(
         alternatives=alternatives,
         left_out=max(0, len(candidates) - _MOST_ALTERNATIVES),
     )
+
+
+def _slower(price: Price | None, than: Price) -> bool:
+    return price is None or price.step_time_s > than.step_time_s
 
 
 def _shardings(shape: Sequence[int], axes: Mapping[str, int], uneven: bool) -> Iterator[DimAxes]:

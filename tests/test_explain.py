@@ -68,12 +68,11 @@ def test_every_sharding_that_divides_is_an_alternative(plan, explanation):
 
 
 def test_planning_again_around_is_never_slower_than_keeping_the_rest(explanation):
-    # What is kept is one of the choices of planning again; the integer program's gap is 0.2 %.
+    # What is kept is one of the choices of planning again.
     for alternative in explanation.alternatives:
         if alternative.fixed is not None and alternative.fixed.fits:
             assert alternative.resolved is not None
-            slack = 0.002 * explanation.step_time_s
-            assert alternative.resolved.more_s <= alternative.fixed.more_s + slack
+            assert alternative.resolved.more_s <= alternative.fixed.more_s
 
 
 def test_planning_again_around_agrees_with_a_plan_that_pins_it(explanation):
@@ -88,7 +87,10 @@ def test_planning_again_around_agrees_with_a_plan_that_pins_it(explanation):
         pinned={"[0]['params']['up']": spec},
         time_limit_s=2,
     )
-    assert alternative.resolved.step_time_s == pytest.approx(pinned.estimate.step_time_s, rel=0.002)
+    # Keeping the rest is among the choices here: it may be a little better than a plan, which is
+    # the best by the integer program.
+    planned_s = pinned.estimate.step_time_s
+    assert 0.995 * planned_s <= alternative.resolved.step_time_s <= planned_s * (1 + 1e-9)
 
 
 def test_seconds_of_an_alternative_are_its_compute_and_communication(explanation):
