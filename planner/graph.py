@@ -169,7 +169,7 @@ class OpGraph:
 
     def to_networkx(self) -> nx.DiGraph:
         """Operations as nodes, an edge for each value from its producer to each reader."""
-        import networkx as nx  # half a second, which planning does without
+        import networkx as nx  # which planning does without
 
         graph = nx.DiGraph()
         for op in self.ops:

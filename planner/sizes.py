@@ -11,10 +11,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from math import prod
+from typing import TYPE_CHECKING
 
-from shardwright.planner.disjoint_sets import DisjointSets
 from shardwright.planner.graph import Op, OpGraph
 from shardwright.planner.nodes import BARRIER
+
+if TYPE_CHECKING:
+    from networkx.utils import UnionFind
 
 _LOOKUPS = ("stablehlo.gather", "stablehlo.scatter", "stablehlo.dynamic_gather")
 """They may leave a dimension that they look up in out of their rule."""
@@ -54,26 +57,28 @@ class Sizes:
 
 def program_sizes(graph: OpGraph) -> Sizes:
     """Finds which dimensions of a program go together."""
-    sets: DisjointSets[Place] = DisjointSets()
+    from networkx.utils import UnionFind  # a quarter of a second, which other commands do without
+
+    union: UnionFind[Place] = UnionFind()
     bound: set[Place] = set()
     products: list[tuple[Place, tuple[Place, ...]]] = []
     for value in graph.values:
         for dim in range(len(value.shape)):
-            sets.root(("dim", value.id, dim))
+            union[("dim", value.id, dim)]
     # What loops and branches take and make, their parts say.
     structured = {loop.first_op - 1 for loop in graph.loops} | {join.op for join in graph.joins}
     for op in graph.ops:
         if op.id not in structured and op.name != BARRIER:
-            _join_op(op, graph, sets, bound, products)
+            _join_op(op, graph, union, bound, products)
     for a, b in _same_values(graph):
         for dim in range(len(graph.values[a].shape)):
-            sets.join(("dim", a, dim), ("dim", b, dim))
+            union.union(("dim", a, dim), ("dim", b, dim))
     size_of: dict[Place, int] = {}
     dims: dict[Place, list[tuple[int, int]]] = {}
     factors: dict[Place, list[tuple[int, int]]] = {}
-    for place in sets:
+    for place in list(union.parents):
         kind, owner, number = place
-        root = sets.root(place)
+        root = union[place]
         if kind == "dim":
             dims.setdefault(root, []).append((owner, number))
             size_of[root] = graph.values[owner].shape[number]
@@ -83,8 +88,8 @@ def program_sizes(graph: OpGraph) -> Sizes:
         size_of,
         dims,
         factors,
-        tuple((sets.root(whole), tuple(map(sets.root, parts))) for whole, parts in products),
-        frozenset(sets.root(place) for place in bound),
+        tuple((union[whole], tuple(union[part] for part in parts)) for whole, parts in products),
+        frozenset(union[place] for place in bound),
     )
 
 
@@ -135,7 +140,7 @@ def resized(graph: OpGraph, sizes: Sizes, which: Place, size: int) -> OpGraph | 
 def _join_op(
     op: Op,
     graph: OpGraph,
-    sets: DisjointSets[Place],
+    union: UnionFind[Place],
     bound: set[Place],
     products: list[tuple[Place, tuple[Place, ...]]],
 ) -> None:
@@ -164,7 +169,7 @@ def _join_op(
                 if factors or not op.name.startswith(_LOOKUPS):
                     bound.add(place)
             elif len(mine) == 1:
-                sets.join(place, mine[0])
+                union.union(place, mine[0])
             elif mine:
                 products.append((place, mine))
 
