@@ -12,7 +12,7 @@ from shardwright.cli_plan import plan_view
 from shardwright.planner.prepared import prepare
 from shardwright.planner.sizes import program_sizes, resized
 
-ON: dict[str, Any] = {"topology": "v5e:2x4", "mesh": {"model": 8}, "time_limit_s": 8.0}
+ON: dict[str, Any] = {"topology": "v5e:2x4", "mesh": {"model": 8}, "time_limit_s": 60.0}
 
 
 def f(*shape: int) -> jax.ShapeDtypeStruct:
