@@ -25,7 +25,9 @@ from shardwright.models.convolution import (
     convolve,
     init_batch_norm,
     init_convolution,
+    labelled_images,
     max_pool,
+    pooled_logits,
 )
 from shardwright.models.options import AmoebaNetOptions
 from shardwright.models.training import Batch, PyTree, cross_entropy
@@ -182,9 +184,7 @@ def apply_stem(
 
 def apply_head(head: PyTree, x: jax.Array) -> jax.Array:
     """Logits of what the last cell makes."""
-    x = jnp.mean(jax.nn.relu(x), axis=(1, 2), dtype=jnp.float32).astype(x.dtype)
-    logits: jax.Array = x @ head["w"].astype(x.dtype) + head["b"].astype(x.dtype)
-    return logits
+    return pooled_logits(head, jax.nn.relu(x))
 
 
 def apply_cell(
@@ -254,14 +254,7 @@ def loss(
     return cross_entropy(logits, batch["labels"]), new
 
 
-def make_batch(options: AmoebaNetOptions, key: jax.Array) -> Batch:
-    """Random images and labels."""
-    images_key, labels_key = jax.random.split(key)
-    size = options.image
-    return {
-        "images": jax.random.normal(images_key, (options.batch, size, size, 3)),
-        "labels": jax.random.randint(labels_key, (options.batch,), 0, options.classes),
-    }
+make_batch = labelled_images
 
 
 def model_flops(options: AmoebaNetOptions) -> int:

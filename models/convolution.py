@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from shardwright.models.training import PyTree
+from shardwright.models.options import ImageOptions
+from shardwright.models.training import Batch, PyTree
 
 _EPSILON = 1e-5
 
@@ -72,6 +73,23 @@ def average_pool(x: jax.Array, window: int, stride: int) -> jax.Array:
     ones = jnp.ones((1, *x.shape[1:-1], 1), x.dtype)
     averaged: jax.Array = total / lax.reduce_window(ones, 0.0, lax.add, windows, strides, "SAME")
     return averaged
+
+
+def pooled_logits(head: PyTree, x: jax.Array) -> jax.Array:
+    """Logits [batch, classes] of the mean over space of images [batch, height, width, channels]."""
+    x = jnp.mean(x, axis=(1, 2), dtype=jnp.float32).astype(x.dtype)
+    logits: jax.Array = x @ head["w"].astype(x.dtype) + head["b"].astype(x.dtype)
+    return logits
+
+
+def labelled_images(options: ImageOptions, key: jax.Array) -> Batch:
+    """Random images [batch, height, width, 3] and the label of each."""
+    images_key, labels_key = jax.random.split(key)
+    size = options.image
+    return {
+        "images": jax.random.normal(images_key, (options.batch, size, size, 3)),
+        "labels": jax.random.randint(labels_key, (options.batch,), 0, options.classes),
+    }
 
 
 def init_batch_norm(filters: int, dtype: str, scale: float = 1.0) -> PyTree:

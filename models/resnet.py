@@ -20,7 +20,9 @@ from shardwright.models.convolution import (
     convolve,
     init_batch_norm,
     init_convolution,
+    labelled_images,
     max_pool,
+    pooled_logits,
 )
 from shardwright.models.options import ResNetOptions
 from shardwright.models.training import Batch, PyTree, cross_entropy
@@ -102,9 +104,7 @@ def apply(
 ) -> tuple[jax.Array, PyTree]:
     """Logits [batch, classes] of images [batch, height, width, 3], and the new statistics."""
     x, new = features(options, params, statistics, images)
-    x = jnp.mean(x, axis=(1, 2), dtype=jnp.float32).astype(x.dtype)
-    head = params["head"]
-    return x @ head["w"].astype(x.dtype) + head["b"].astype(x.dtype), new
+    return pooled_logits(params["head"], x), new
 
 
 def features(
@@ -142,14 +142,7 @@ def loss(
     return cross_entropy(logits, batch["labels"]), new
 
 
-def make_batch(options: ResNetOptions, key: jax.Array) -> Batch:
-    """Random images and labels."""
-    images_key, labels_key = jax.random.split(key)
-    size = options.image
-    return {
-        "images": jax.random.normal(images_key, (options.batch, size, size, 3)),
-        "labels": jax.random.randint(labels_key, (options.batch,), 0, options.classes),
-    }
+make_batch = labelled_images
 
 
 def model_flops(options: ResNetOptions) -> int:
