@@ -15,15 +15,13 @@ import numpy as np
 
 from shardwright.hardware_profiles.mesh import LogicalMesh
 from shardwright.planner.cast_tables import Cast, CastTables, casts_of
-from shardwright.planner.halo import halo_seconds
-from shardwright.planner.local_prices import LocalPrices, op_dims
-from shardwright.planner.pricing import Strategies
+from shardwright.planner.local_prices import LocalPrices
+from shardwright.planner.pricing import Strategies, exchange_seconds
 from shardwright.planner.problem import LEAST_WEIGHT, Fixed, FloatArray
-from shardwright.planner.reshard_tables import Priced, ReshardTables
+from shardwright.planner.reshard_tables import ReshardTables
 from shardwright.planner.skeleton import Run, Skeleton
 from shardwright.planner.solver import Edge, Problem
 from shardwright.planner.solver.screening import costs_alone
-from shardwright.planner.strategies import IntArray, local_dims
 
 
 @dataclass(frozen=True)
@@ -103,13 +101,13 @@ class _Bounded:
         self._skeleton = skeleton
         self._mesh = mesh
         self._prices = prices
-        self._tables = ReshardTables(mesh)
-        self._axis_sizes = tuple(mesh.shape.values())
-        strategies = Strategies(skeleton.nodes, skeleton.kinds, self._axis_sizes, fixed)
+        self._tables = ReshardTables(skeleton.reshards, mesh)
+        axis_sizes = tuple(mesh.shape.values())
+        strategies = Strategies(skeleton.nodes, skeleton.kinds, axis_sizes, fixed)
         kinds = [skeleton.kind_of[node] for node in classes.first]
         self._rows = [strategies(*each) for each in zip(classes.first, kinds, strict=True)]
         self._cuts = [
-            prices.cuts(kind, rows, self._axis_sizes)
+            prices.cuts(kind, rows, axis_sizes)
             for kind, rows in zip(kinds, self._rows, strict=True)
         ]
         self._compute = [np.zeros(len(rows)) for rows in self._rows]
@@ -122,7 +120,8 @@ class _Bounded:
         """The integer program, without memory: no step takes less."""
         costs = [(1 - LEAST_WEIGHT) * seconds for seconds in self._compute]
         for (number, what), trips in self._classes.exchanges.items():
-            costs[number] += trips * self._exchange(number, what)
+            rows = self._rows[number]
+            costs[number] += trips * exchange_seconds(self._skeleton, what, rows, self._mesh)
         edges = []
         for a, b, table in self._tables_between(costs):
             if a == b:
@@ -133,7 +132,10 @@ class _Bounded:
 
     def _tables_between(self, costs: list[FloatArray]) -> Iterator[tuple[int, int, FloatArray]]:
         """Seconds between two classes; what runs within one node is added to its costs."""
-        for (a, b, within), count, priced in self._reshards():
+        rows, links = self._rows, self._classes.links
+        self._tables.ask((what, rows[a], rows[b]) for a, b, what, _ in links)
+        for (a, b, what, within), count in links.items():
+            priced = self._tables.price(what, rows[a], rows[b], within=within)
             if within:
                 costs[a] += count * priced.exposed
             elif priced.costs:
@@ -143,33 +145,5 @@ class _Bounded:
                 yield a, b, table if count == 1 else count * table
         price = CastTables(self._prices, self._tables)
         for (a, b, product), cast, count in self._classes.casts:
-            of, cuts = self._rows, self._cuts[product]
-            yield a, b, (1 - LEAST_WEIGHT) * count * price(cast, of[a], of[b], of[product], cuts)
-
-    def _reshards(self) -> Iterator[tuple[tuple[int, int, bool], int, Priced]]:
-        reshards, links, rows = self._skeleton.reshards, self._classes.links, self._rows
-        tables = self._tables
-        tables.ask(
-            ((reshards[what], rows[a], rows[b]) for a, b, what, _ in links),
-            (reshard.nbytes for reshard in reshards),
-        )
-        known: dict[tuple[int, int, int, bool], Priced] = {}
-        for (a, b, what, within), count in links.items():
-            key = (what, id(rows[a]), id(rows[b]), within)
-            if key not in known:
-                known[key] = (
-                    tables.within(reshards[what], rows[a])
-                    if within
-                    else tables.between(reshards[what], rows[a], rows[b])
-                )
-            yield (a, b, within), count, known[key]
-
-    def _exchange(self, number: int, what: int) -> FloatArray:
-        nodes, rows = self._skeleton.nodes, self._rows[number]
-
-        def local(op_id: int, position: int) -> IntArray:
-            value, dims = op_dims(nodes, op_id, position)
-            return local_dims(rows, nodes.graph.values[value].shape, dims, self._axis_sizes)
-
-        op = nodes.graph.ops[self._skeleton.exchanges[what]]
-        return halo_seconds(op, nodes.graph, rows, local, self._mesh)
+            seconds = price(cast, rows[a], rows[b], rows[product], self._cuts[product])
+            yield a, b, (1 - LEAST_WEIGHT) * count * seconds

@@ -20,9 +20,9 @@ from shardwright.planner.local_prices import LocalPrices, op_dims
 from shardwright.planner.manual import manual_collectives
 from shardwright.planner.nodes import NodeGraph
 from shardwright.planner.problem import Fixed, FloatArray, ShardingProblem, Transfer
-from shardwright.planner.reshard_tables import Priced, ReshardTables
+from shardwright.planner.reshard_tables import ReshardTables
 from shardwright.planner.rules import DimFactors
-from shardwright.planner.skeleton import Kind, build_skeleton, node_kinds
+from shardwright.planner.skeleton import Kind, Skeleton, build_skeleton, node_kinds
 from shardwright.planner.solver import MemoryTerm
 from shardwright.planner.strategies import (
     Allowed,
@@ -97,6 +97,21 @@ class Strategies:
         return rows if right.all() else rows[right]
 
 
+def exchange_seconds(
+    skeleton: Skeleton, what: int, rows: IntArray, mesh: LogicalMesh
+) -> FloatArray:
+    """Seconds that an operation exchanges borders with its neighbours, by strategy of its node."""
+    nodes = skeleton.nodes
+    axis_sizes = tuple(mesh.shape.values())
+
+    def local(op_id: int, position: int) -> IntArray:
+        value, dims = op_dims(nodes, op_id, position)
+        return local_dims(rows, nodes.graph.values[value].shape, dims, axis_sizes)
+
+    op = nodes.graph.ops[skeleton.exchanges[what]]
+    return halo_seconds(op, nodes.graph, rows, local, mesh)
+
+
 class MeshPricer:
     """Prices a skeleton on a mesh; what is alike is priced once."""
 
@@ -115,7 +130,7 @@ class MeshPricer:
             for rows, kind in zip(self._rows, skeleton.kind_of, strict=True)
         ]
         self._local: dict[tuple[object, ...], IntArray] = {}
-        self._tables = ReshardTables(mesh)
+        self._tables = ReshardTables(skeleton.reshards, mesh)
         self._sums = _Sums(self._rows)
 
     def price(self) -> ShardingProblem:
@@ -153,7 +168,9 @@ class MeshPricer:
         for run in self._skeleton.exchange_runs:
             key = (id(self._rows[run.node]), run.what, run.trips)
             if key not in known:
-                known[key] = run.trips * self._exchange(run.node, run.what)
+                known[key] = run.trips * exchange_seconds(
+                    self._skeleton, run.what, self._rows[run.node], self._mesh
+                )
             exposed[run.node] = sums.add(exposed[run.node], known[key])
         for op, array, step in manual_collectives(self._graph, self._mesh):
             at = self._nodes.node_of_op[op.id]
@@ -177,16 +194,6 @@ class MeshPricer:
             none = nothing.setdefault(table.shape, np.zeros(table.shape))
             yield Transfer(cast.a, cast.b, None, none, cast.run.loop, table)
 
-    def _exchange(self, node: int, what: int) -> FloatArray:
-        op = self._graph.ops[self._skeleton.exchanges[what]]
-        local = _LocalDims(self, node)
-        return halo_seconds(op, self._graph, self._rows[node], local, self._mesh)
-
-    @property
-    def nodes(self) -> NodeGraph:
-        """The program's nodes."""
-        return self._nodes
-
     def shapes(self, node: int, shape: tuple[int, ...], dims: DimFactors) -> IntArray:
         """Local shapes of a value under the strategies of a node."""
         key = (id(self._rows[node]), shape, dims)
@@ -198,26 +205,15 @@ class MeshPricer:
 
     def _transfers(self, exposed: list[FloatArray]) -> Iterator[Transfer]:
         """What runs between nodes; what runs within one is added to its exposed seconds."""
-        rows, reshards, links = self._rows, self._skeleton.reshards, self._skeleton.links
-        self._tables.ask(
-            ((reshards[link.what], rows[link.a], rows[link.b]) for link in links),
-            (reshard.nbytes for reshard in reshards),
-        )
-        known: dict[tuple[int, int, int, bool], Priced] = {}
+        rows, links = self._rows, self._skeleton.links
+        self._tables.ask((link.what, rows[link.a], rows[link.b]) for link in links)
         for link in links:
             within = link.a == link.b
-            a, b, reshard = rows[link.a], rows[link.b], reshards[link.what]
-            key = (link.what, id(a), id(b), within)
-            if key not in known:
-                known[key] = (
-                    self._tables.within(reshard, a) if within
-                    else self._tables.between(reshard, a, b)
-                )  # fmt: skip
-            priced = known[key]
+            priced = self._tables.price(link.what, rows[link.a], rows[link.b], within=within)
             if within:
                 exposed[link.a] = self._sums.add(exposed[link.a], priced.exposed)
             elif priced.costs:
-                loop = -1 if priced.gathers is None else reshard.loop
+                loop = -1 if priced.gathers is None else self._skeleton.reshards[link.what].loop
                 yield Transfer(link.a, link.b, priced.gathers, priced.exposed, loop)
 
     # -- memory --------------------------------------------------------------------------------
@@ -237,19 +233,6 @@ class MeshPricer:
         nbytes = self._prices.held_bytes(what, self._skeleton.kind_of[node])
         usage: IntArray = nbytes[self._cuts[node]]
         return usage - usage.min() if self._skeleton.held[what].above_least else usage
-
-
-class _LocalDims:
-    """Local shapes of operands and results of operations like those of a node."""
-
-    def __init__(self, pricer: MeshPricer, node: int) -> None:
-        self._pricer = pricer
-        self._node = node
-
-    def __call__(self, op_id: int, position: int) -> IntArray:
-        value, dims = op_dims(self._pricer.nodes, op_id, position)
-        shape = self._pricer.nodes.graph.values[value].shape
-        return self._pricer.shapes(self._node, shape, dims)
 
 
 class _Sums:

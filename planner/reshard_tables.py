@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,33 +30,46 @@ class ReshardTables:
     Strategies are told apart by identity: nodes that share an array share what is priced.
     """
 
-    def __init__(self, mesh: LogicalMesh) -> None:
+    def __init__(self, reshards: Sequence[Reshard], mesh: LogicalMesh) -> None:
+        self._reshards = reshards
         self._costs = ReshardCosts(mesh)
+        self._priced: dict[tuple[int, int, int, bool], Priced] = {}
         self._codes: dict[tuple[int, DimFactors], tuple[IntArray, IntArray]] = {}
         self._masks: dict[tuple[int, frozenset[int]], IntArray] = {}
 
-    def ask(
-        self, changes: Iterable[tuple[Reshard, IntArray, IntArray]], tensors: Iterable[float]
-    ) -> None:
+    def ask(self, changes: Iterable[tuple[int, IntArray, IntArray]]) -> None:
         """Prepares for reshards from strategies to strategies, all at once.
 
         Args:
-          changes: reshards, and the strategies of the nodes before and after.
-          tensors: bytes of the tensors.
+          changes: numbers of reshards, and the strategies of the nodes before and after.
         """
-        wanted = {
-            (reshard.shape, reshard.before, reshard.after, id(a), id(b)): (reshard, a, b)
-            for reshard, a, b in changes
-        }
+        wanted = {}
+        for what, a, b in changes:
+            reshard = self._reshards[what]
+            key = (reshard.shape, reshard.before, reshard.after, id(a), id(b))
+            wanted[key] = reshard, a, b
         self._costs.ask(
             (
                 (reshard.shape, self.code(a, reshard.before), self.code(b, reshard.after))
                 for reshard, a, b in wanted.values()
             ),
-            tensors,
+            (reshard.nbytes for reshard in self._reshards),
         )
 
-    def between(self, reshard: Reshard, a: IntArray, b: IntArray) -> Priced:
+    def price(self, what: int, a: IntArray, b: IntArray, *, within: bool) -> Priced:
+        """Seconds of a reshard, by strategies of the node before and the node after.
+
+        Args:
+          what: the number of the reshard; `ask` was told of it.
+          within: both are one node, and seconds are by its strategies alone.
+        """
+        key = (what, id(a), id(b), within)
+        if key not in self._priced:
+            reshard = self._reshards[what]
+            self._priced[key] = self._within(reshard, a) if within else self._between(reshard, a, b)
+        return self._priced[key]
+
+    def _between(self, reshard: Reshard, a: IntArray, b: IntArray) -> Priced:
         """Seconds by strategies of the node before and the node after, shape (before, after)."""
         gathers, exposed = self._table(reshard, a, b)
         trips = self._trips(reshard, b)
@@ -66,7 +79,7 @@ class ReshardTables:
         ahead = trips * gathers if hides else None
         return Priced(ahead, trips * exposed, hides or bool(exposed.any()))
 
-    def within(self, reshard: Reshard, rows: IntArray) -> Priced:
+    def _within(self, reshard: Reshard, rows: IntArray) -> Priced:
         """Seconds by strategy of the only node, shape (strategies,)."""
         gathers, exposed = self._table(reshard, rows, rows)
         return Priced(None, self._trips(reshard, rows) * np.diagonal(gathers + exposed), True)
